@@ -35,6 +35,7 @@ use shoal_media::{BlockDevice, MediaError};
 use shoal_region::{Recovery, Region, Tx};
 
 use super::block_set::Word;
+use super::absorbed::Unflushed;
 use super::marks::{
     MARK_ROOM, Marking, Unmarked, mark_again, mark_ahead, mark_bytes, mark_of, probe, read_mark, verify, write_mark,
     wrote_mark,
@@ -479,6 +480,7 @@ impl Devices<'_> {
             restored: false,
             place: given.place,
             sums: None,
+            absorbed: None,
         };
         write_mark(&*device, blocks, &mark_of(region, &entry))?;
         let mut tx = region.begin();
@@ -572,7 +574,8 @@ impl Devices<'_> {
         }
         let mut tx = region.begin_reclaim();
         let sums = gone.sums.map_or(SlotRef::NONE, |sums| sums.piece);
-        for slot in [gone.bitmap, gone.suspects, sums].into_iter().filter(|slot| !slot.is_none()) {
+        let absorbed = gone.absorbed.map_or(SlotRef::NONE, |area| area.piece);
+        for slot in [gone.bitmap, gone.suspects, sums, absorbed].into_iter().filter(|slot| !slot.is_none()) {
             tx.free(slot)?;
         }
         write_list(&mut tx, &entries)?;
@@ -630,6 +633,8 @@ impl Devices<'_> {
             Ok(opened)
         });
         let (device, place) = opened.map_err(lost)?;
+        // What the region still holds of the device was absorbed in an earlier life.
+        unit.restore_absorbed(region, &*device, Unflushed::MayBeLost).map_err(|error| lost(error.to_string()))?;
         let mut list = self.list.lock();
         // As at an opening: earlier copies of the device become outdated.
         self.mark_one(region, &mut list, number, &*device, place).map_err(|error| lost(error.to_string()))?;

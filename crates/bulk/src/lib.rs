@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+mod absorbed;
 mod aligned;
 mod attached;
 mod births;
@@ -62,6 +63,7 @@ use shoal_format::{BULK_BLOCK, Offset, PAGE};
 use shoal_media::{BlockDevice, MediaError, PersistentMemory, block};
 use shoal_region::{Lsn, Region, Tx, View};
 
+use absorbed::Absorbing;
 use births::Births;
 use block_set::BlockSet;
 use blocks::{Bits, Blocks};
@@ -69,6 +71,7 @@ use held::assert_none_held;
 use planted::{Bug, is_planted};
 use unit::Unit;
 
+pub use absorbed::Unflushed;
 pub use attached::UseState;
 pub use blocks::Run;
 pub use devices::{BulkState, Devices, GivenDevice, MoveOff, OnBulkFailure};
@@ -209,7 +212,8 @@ impl Bulk {
         let at = entry.bitmap_at(region.superblock());
         let read = |at, out: &mut [u8]| Ok(region.read(at, out).map(|()| true)?);
         let (words, _) = read_bitmap(at, entry.blocks, read)?;
-        let unit = Unit::new(entry, at, Blocks::new(words, entry.blocks));
+        let mut unit = Unit::new(entry, at, Blocks::new(words, entry.blocks));
+        *unit.absorbed.get_mut() = Absorbing::load(region, entry.absorbed, entry.blocks * (BULK_BLOCK / PAGE))?;
         {
             let mut blocks = unit.state.lock();
             blocks.saved = read_saved(region, saved, &unit)?;
@@ -581,6 +585,8 @@ impl Bulk {
             return Err(self.flush_failed(region, unit, error));
         }
         let covered = if is_planted(Bug::FlushCoversLater) { unit.written.load(Ordering::Acquire) } else { covered };
+        // Before anybody finds that the flush covers a file.
+        unit.release_absorbed(region)?;
         unit.flushed.store(covered, Ordering::Release);
         self.devices().settle_suspects(region, unit)
     }
@@ -747,7 +753,7 @@ fn reclaim_unit(region: &Region, unit: &Unit) {
         }
         lsn > durable
     });
-    release(unit, ready);
+    release(region, unit, ready);
 }
 
 /// Releases what only the previous image mapped, after a newer one was sealed. The caller holds
@@ -762,14 +768,14 @@ fn saved(region: &Region, units: &[Arc<Unit>]) -> Result<()> {
             blocks.held_blocks = 0;
             std::mem::take(&mut blocks.held)
         };
-        release(unit, held);
+        release(region, unit, held);
     }
     Ok(())
 }
 
 /// Frees blocks whose freeing is durable, except those that the saved image maps. The caller holds
 /// `releasing`.
-fn release(unit: &Unit, mut ready: Vec<Run>) {
+fn release(region: &Region, unit: &Unit, mut ready: Vec<Run>) {
     ready.sort_unstable();
     ready.dedup_by(|next, run| {
         let joins = run.end() == next.first;
@@ -780,6 +786,11 @@ fn release(unit: &Unit, mut ready: Vec<Run>) {
     });
     for freed in ready {
         assert_none_held();
+        if unit.forget_absorbed(region, freed).is_err() {
+            // The log has no room now. The next call tries again.
+            unit.state.lock().pending.push((Lsn::default(), freed));
+            continue;
+        }
         let free = unit.state.lock().hold(freed);
         for run in free {
             if !is_planted(Bug::LateTrim) {

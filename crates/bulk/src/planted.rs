@@ -68,5 +68,19 @@ shoal_media::plantable! {
         RemoveUnsynced,
         /// A saved image that still lists a removed bulk device stays the newest one.
         RemoveUnsaved,
+        /// Absorbed pages are not put back on a device that lost them.
+        AbsorbedNotRestored,
+        /// Absorbed pages are put back over newer ones that the cache has held all the time.
+        RestoredOverHeld,
+        /// Absorbed pages are put back on a device that lost nothing.
+        RestoredAlways,
+        /// The area is emptied before a flush covers the pages that were put back.
+        RestoredUnflushed,
+        /// Pages of zeros are not absorbed.
+        ZerosNotAbsorbed,
+        /// Entries stay in the area when the device has newer contents durably.
+        ReleasedNever,
+        /// Entries of a freed block stay in the area when its next user has it.
+        AbsorbedOfFreed,
     }
 }

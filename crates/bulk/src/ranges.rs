@@ -30,6 +30,13 @@ pub struct FlushedPlaces {
 }
 
 impl FlushedPlaces {
+    /// What was absorbed of a file on one device counts as flushed there.
+    pub(super) fn on_device(before: Flushed, number: u32) -> FlushedPlaces {
+        let mut devices = [false; BULK_DEVICES_MAX];
+        devices[number as usize] = true;
+        FlushedPlaces { before, devices }
+    }
+
     /// Returns what the flush covers of a file. The file's places were looked up when the last
     /// writes were `noted`.
     pub fn of(&self, noted: &Flushed) -> Flushed {
@@ -133,7 +140,13 @@ impl Bulk {
 
     /// Makes earlier writes to the parts of `places` on this device durable, or all writes if the
     /// device holds nothing back.
-    fn flush_held(&self, region: &Region, unit: &Unit, places: &[(u64, u64)], patience: Patience) -> Result<()> {
+    pub(super) fn flush_held(
+        &self,
+        region: &Region,
+        unit: &Unit,
+        places: &[(u64, u64)],
+        patience: Patience,
+    ) -> Result<()> {
         if unit.held_ns().is_none() {
             return self.flush_unit(region, unit, patience);
         }
@@ -159,6 +172,7 @@ impl Bulk {
         if let Err(error) = device.flush_ranges(&own) {
             return Err(self.flush_failed(region, unit, error));
         }
+        unit.release_absorbed(region)?;
         if tracks { self.devices().settle_suspects(region, unit) } else { Ok(()) }
     }
 }

@@ -33,6 +33,7 @@ use super::block_set::{BlockSet, Word};
 use super::blocks::{Blocks, Run};
 use super::sums::Table;
 use super::suspects::{clear_suspects, listed_suspects};
+use crate::absorbed::Absorbed;
 use crate::aligned::{read_aligned, write_aligned};
 use crate::attached::{Attached, UseState};
 use crate::planted::{Bug, is_planted};
@@ -139,6 +140,10 @@ pub(super) struct Unit {
     pub doubting: Mutex<()>,
     doubt: Mutex<Doubt>,
     sums: RwLock<Option<Arc<Table>>>,
+    /// Pages that the region holds.
+    pub absorbed: Absorbed,
+    /// Readers get these pages from the region.
+    pub overlays: AtomicBool,
     /// Device bytes where data did not match its checksum.
     damaged: Mutex<BTreeSet<u64>>,
 }
@@ -177,6 +182,8 @@ impl Unit {
             doubting: Mutex::new(()),
             doubt: Mutex::default(),
             sums: RwLock::default(),
+            absorbed: Absorbed::default(),
+            overlays: AtomicBool::new(false),
             damaged: Mutex::default(),
         }
     }
@@ -389,7 +396,7 @@ impl Unit {
             return Err(self.unread());
         }
         match wrong {
-            None => Ok(()),
+            None => self.lay_absorbed_over(region, own, out),
             Some(byte) => {
                 let error = Error::Damaged { device: self.name.read().to_string(), byte };
                 let mut damaged = self.damaged.lock();

@@ -8,10 +8,11 @@
 use shoal_format::block_sums::{LEAF_ENTRY, LeafEntry};
 use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, first_device};
 use shoal_format::inode::Ino;
-use shoal_format::superblock::{FEATURE_BLOCK_SUMS, FEATURE_DEVICES};
+use shoal_format::superblock::{FEATURE_ABSORBED, FEATURE_BLOCK_SUMS, FEATURE_DEVICES};
 use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT, SlotRef};
 use zerocopy::FromBytes;
 
+use crate::absorbed;
 use crate::allocation::Allocation;
 use crate::region::Region;
 use crate::remedy::Remedy;
@@ -46,17 +47,28 @@ pub(crate) fn read_devices(region: &Region<'_>, state: &mut State) -> Result<(),
                 let sentence = "there are checksums of bulk blocks, but the store lacks the feature".to_string();
                 report.error(FindingKind::BulkDevices, None, Some(at), sentence);
             }
+            if superblock.features & FEATURE_ABSORBED == 0 && listed.iter().any(|device| device.absorbed.is_some()) {
+                let sentence = "there is an area of absorbed pages, but the store lacks the feature".to_string();
+                report.error(FindingKind::BulkDevices, None, Some(at), sentence);
+            }
             for device in &listed {
                 for (slot, what) in [
                     (device.bitmap, "bitmap of a bulk device"),
                     (device.suspects, "list of bulk blocks in doubt"),
                     (device.sums.map_or(SlotRef::NONE, |sums| sums.piece), "table of checksums of a bulk device"),
+                    (device.absorbed.map_or(SlotRef::NONE, |area| area.piece), "absorbed pages of a bulk device"),
                 ] {
                     if !slot.is_none() {
                         allocation.claim(slot, None, what, report);
                     }
                 }
                 claim_leaves(region, device, allocation, report)?;
+                if let Some(area) = device.absorbed {
+                    let entries = region.bytes(area.entry_at(0), area.places() * 8)?;
+                    absorbed::pages(device, &entries, &mut |at, sentence| {
+                        report.error(FindingKind::BulkDevices, None, Some(at.get()), sentence);
+                    });
+                }
             }
             *devices = listed;
         }

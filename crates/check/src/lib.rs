@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod absorbed;
 mod allocation;
 mod bulk;
 mod dictionaries;

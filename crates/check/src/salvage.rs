@@ -25,12 +25,13 @@ use shoal_format::dir::{
 use shoal_format::extent::{BulkBlock, Extent};
 use shoal_format::inode::{INODE_BLOCK, Ino, Inode, Layout, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
-use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
+use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT, SlotRef};
 use shoal_media::LogDevice;
 use zerocopy::FromBytes;
 
 use pages::{BadPage, BadPages};
 
+use crate::absorbed::{self, Pages};
 use crate::dictionaries::Dictionaries;
 use crate::packed::{PACKED_MAX, Tables};
 use crate::region::Region;
@@ -145,6 +146,7 @@ pub fn salvage(
         dictionaries: Dictionaries::default(),
         spill_file: Vec::new(),
         devices: Vec::new(),
+        absorbed: Pages::new(),
         sums_count: opened.is_current && losses.is_empty(),
         power_lost: source.power_lost && !opened.clean,
         data_lost: opened.data_lost,
@@ -190,6 +192,8 @@ struct Walk<'a, 'b> {
     spill_file: Vec<Extent>,
     /// The bulk devices.
     devices: Vec<BulkDeviceEntry>,
+    /// Pages of them that the region holds.
+    absorbed: Pages,
     /// Whether the checksums describe what is on the devices now.
     sums_count: bool,
     power_lost: bool,
@@ -306,6 +310,35 @@ impl Walk<'_, '_> {
             None
         });
         self.devices = listed.unwrap_or_else(|| first_device(&self.superblock).into_iter().collect());
+        for device in self.devices.clone() {
+            let Some(area) = device.absorbed else { continue };
+            let mut entries = vec![0; area.places() as usize * 8];
+            self.read(area.entry_at(0), &mut entries)?;
+            let mut wrong = Vec::new();
+            self.absorbed.extend(absorbed::pages(&device, &entries, &mut |_, why| wrong.push(why)));
+            wrong.into_iter().for_each(|why| self.lost(None, None, format!("{why}: what it holds is lost")));
+        }
+        Ok(())
+    }
+
+    /// Lays absorbed pages over bytes from byte `at` of bulk storage, where the device may have lost
+    /// them.
+    fn lay_absorbed_over(&self, at: u64, out: &mut [u8]) -> Result<(), CheckError> {
+        let end = at + out.len() as u64;
+        for (&page, &place) in self.absorbed.range((at + 1).saturating_sub(PAGE)..end) {
+            let is_held = self.source.bulk.is_some_and(|bulk| bulk.is_held(page, PAGE));
+            let block = BulkBlock::new(page / BULK_BLOCK);
+            if is_held || !self.power_lost && self.may_lack(block).is_none() {
+                continue;
+            }
+            let mut bytes = [0; PAGE as usize];
+            if let Some(place) = place {
+                self.read(place, &mut bytes)?;
+            }
+            let (from, to) = (page.max(at), end.min(page + PAGE));
+            out[(from - at) as usize..(to - at) as usize]
+                .copy_from_slice(&bytes[(from - page) as usize..(to - page) as usize]);
+        }
         Ok(())
     }
 

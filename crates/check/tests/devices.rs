@@ -56,6 +56,7 @@ pub fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
         restored: false,
         place: 0,
         sums: Some(sums),
+        absorbed: None,
     };
     let devices = vec![first_device(&s.superblock).unwrap(), second];
     list(&mut s, &devices);

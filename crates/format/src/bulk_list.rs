@@ -10,10 +10,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::absorbed::{AREA_SEGMENTS_MIN, AbsorbedArea};
 use crate::block_sums::BlockSums;
 use crate::extent::BulkBlock;
 use crate::superblock::Superblock;
-use crate::{BULK_BLOCK, FormatError, Offset, PAGE, SlotRef, checksum};
+use crate::{BULK_BLOCK, FormatError, Offset, PAGE, SEGMENT, SlotRef, checksum};
 
 pub const BULK_LIST_MAGIC: u64 = u64::from_le_bytes(*b"SHBULKLS");
 pub const BULK_MARK_MAGIC: u64 = u64::from_le_bytes(*b"SHBULKMK");
@@ -38,6 +39,8 @@ pub const BULK_RESTORED: u32 = 4;
 pub const BULK_SUM_SHIFT: std::ops::Range<u32> = 8..12;
 /// Offset of the places of the devices within the page of the list.
 pub const BULK_PLACES_AT: usize = 2048;
+/// Offset of the areas of absorbed pages within the page of the list.
+pub const BULK_AREAS_AT: usize = 3072;
 /// Smallest piece that holds a bitmap (bytes). It is a run, which compaction never moves.
 const BITMAP_BYTES_MIN: u64 = 64 << 10;
 
@@ -66,14 +69,14 @@ pub struct BulkEntry {
     pub sums: U64,
 }
 
-/// The last place of each device, by number. All zeros: nothing is known.
+/// A word for each device, by number. All zeros: nothing is known of any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct BulkPlaces {
-    /// Low half of XXH3 of the places.
+pub struct BulkWords {
+    /// Low half of XXH3 of the words.
     pub sum: U32,
     pub reserved: [u8; 4],
-    pub places: [U64; 16],
+    pub words: [U64; 16],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -94,9 +97,11 @@ pub const BULK_MARK: usize = size_of::<BulkMark>();
 const HEADER: usize = size_of::<BulkListHeader>();
 const ENTRY: usize = size_of::<BulkEntry>();
 const _: () = assert!(HEADER == 16 && ENTRY == 64 && BULK_MARK == 64);
-const _: () = assert!(size_of::<BulkPlaces>() == 8 + 8 * BULK_DEVICES_MAX);
-const LIST_BYTES: usize = BULK_PLACES_AT + size_of::<BulkPlaces>();
+const WORDS: usize = size_of::<BulkWords>();
+const _: () = assert!(WORDS == 8 + 8 * BULK_DEVICES_MAX);
+const LIST_BYTES: usize = BULK_AREAS_AT + WORDS;
 const _: () = assert!(HEADER + BULK_DEVICES_MAX * ENTRY <= BULK_PLACES_AT && LIST_BYTES as u64 <= PAGE);
+const _: () = assert!(BULK_PLACES_AT + WORDS <= BULK_AREAS_AT);
 
 /// One device of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +125,8 @@ pub struct BulkDeviceEntry {
     pub place: u64,
     /// Checksums of its contents, if they are kept.
     pub sums: Option<BlockSums>,
+    /// Pages of it that the region holds, if there is an area for them.
+    pub absorbed: Option<AbsorbedArea>,
 }
 
 impl BulkDeviceEntry {
@@ -163,6 +170,7 @@ pub fn first_device(superblock: &Superblock) -> Option<BulkDeviceEntry> {
         restored: false,
         place: 0,
         sums: None,
+        absorbed: None,
     })
 }
 
@@ -177,30 +185,30 @@ pub fn device_of(devices: &[BulkDeviceEntry], first: BulkBlock, blocks: u64) -> 
     devices.iter().find(|device| device.first() <= first && first.saturating_add(blocks) <= device.end())
 }
 
-impl BulkPlaces {
-    const NONE: BulkPlaces = BulkPlaces { sum: U32::ZERO, reserved: [0; 4], places: [U64::ZERO; 16] };
+impl BulkWords {
+    const NONE: BulkWords = BulkWords { sum: U32::ZERO, reserved: [0; 4], words: [U64::ZERO; 16] };
 
-    fn of(devices: &[BulkDeviceEntry]) -> BulkPlaces {
-        let mut places = BulkPlaces::NONE.places;
+    fn of(devices: &[BulkDeviceEntry], word_of: impl Fn(&BulkDeviceEntry) -> u64) -> BulkWords {
+        let mut words = BulkWords::NONE.words;
         for device in devices {
-            if let Some(place) = places.get_mut(device.number as usize) {
-                *place = device.place.into();
+            if let Some(word) = words.get_mut(device.number as usize) {
+                *word = word_of(device).into();
             }
         }
-        match places == BulkPlaces::NONE.places {
-            true => BulkPlaces::NONE,
-            false => BulkPlaces { sum: sum_of(places.as_bytes()).into(), places, ..BulkPlaces::NONE },
+        match words == BulkWords::NONE.words {
+            true => BulkWords::NONE,
+            false => BulkWords { sum: sum_of(words.as_bytes()).into(), words, ..BulkWords::NONE },
         }
     }
 
-    /// Decodes the places in the page of a list.
-    fn decode(page: &[u8]) -> Result<BulkPlaces, FormatError> {
-        let bytes = page.get(BULK_PLACES_AT..LIST_BYTES);
-        let bytes = bytes.ok_or(FormatError::Short { what: LIST, expected: LIST_BYTES, found: page.len() })?;
-        let places = BulkPlaces::read_from_bytes(bytes).expect("size is exact");
-        let (expected, found) = (sum_of(places.places.as_bytes()), places.sum.get());
-        match places == BulkPlaces::NONE || found == expected && places.reserved == [0; 4] {
-            true => Ok(places),
+    /// Decodes the words at `at` in the page of a list.
+    fn decode(page: &[u8], at: usize) -> Result<BulkWords, FormatError> {
+        let bytes = page.get(at..at + WORDS);
+        let bytes = bytes.ok_or(FormatError::Short { what: LIST, expected: at + WORDS, found: page.len() })?;
+        let words = BulkWords::read_from_bytes(bytes).expect("size is exact");
+        let (expected, found) = (sum_of(words.words.as_bytes()), words.sum.get());
+        match words == BulkWords::NONE || found == expected && words.reserved == [0; 4] {
+            true => Ok(words),
             false => Err(FormatError::Checksum { what: LIST, expected, found }),
         }
     }
@@ -237,7 +245,10 @@ pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
     let header = BulkListHeader { magic: BULK_LIST_MAGIC.into(), count, sum };
     bytes[..HEADER].copy_from_slice(header.as_bytes());
     bytes.resize(BULK_PLACES_AT, 0);
-    bytes.extend_from_slice(BulkPlaces::of(devices).as_bytes());
+    bytes.extend_from_slice(BulkWords::of(devices, |device| device.place).as_bytes());
+    bytes.resize(BULK_AREAS_AT, 0);
+    let area = |device: &BulkDeviceEntry| device.absorbed.map_or(SlotRef::NONE, |area| area.piece).bits();
+    bytes.extend_from_slice(BulkWords::of(devices, area).as_bytes());
     bytes
 }
 
@@ -274,7 +285,7 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
     if found != header.sum.get() {
         return Err(FormatError::Checksum { what: LIST, expected: header.sum.get(), found });
     }
-    let places = BulkPlaces::decode(page)?;
+    let (places, areas) = (BulkWords::decode(page, BULK_PLACES_AT)?, BulkWords::decode(page, BULK_AREAS_AT)?);
     let mut devices: Vec<BulkDeviceEntry> = Vec::new();
     for bytes in bytes.chunks_exact(ENTRY) {
         let entry = BulkEntry::read_from_bytes(bytes).expect("size is exact");
@@ -313,6 +324,7 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
         if !sums.map_or(shift == 0, |sums| sums.is_valid()) {
             return Err(range("sums", entry.sums.get()));
         }
+        let area = run("absorbed", areas.words[number as usize].get(), AREA_SEGMENTS_MIN * SEGMENT)?;
         devices.push(BulkDeviceEntry {
             uuid: entry.uuid,
             number,
@@ -323,8 +335,9 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
             leaving: entry.flags.get() & BULK_LEAVING != 0,
             unsettled: entry.flags.get() & BULK_UNSETTLED != 0,
             restored: entry.flags.get() & BULK_RESTORED != 0,
-            place: places.places[number as usize].get(),
+            place: places.words[number as usize].get(),
             sums,
+            absorbed: (!area.is_none()).then_some(AbsorbedArea { piece: area }),
         });
     }
     Ok(Some(devices))
@@ -413,6 +426,7 @@ mod tests {
             restored: true,
             place: 0x0123_4567_89ab_cdef,
             sums: Some(BlockSums { piece: run(22), shift: 12 }),
+            absorbed: Some(AbsorbedArea { piece: SlotRef::run(Offset::of_segment(23), 2) }),
         };
         vec![first, second]
     }
@@ -422,8 +436,8 @@ mod tests {
         let bytes = encode_list(&devices());
         assert_eq!(decode_list(&bytes, &superblock()), Ok(Some(devices())));
         assert_eq!(decode_list(&[0; 4096], &superblock()), Ok(None));
-        let gap = (HEADER + 2 * ENTRY) * 8..BULK_PLACES_AT * 8;
-        for bit in (0..bytes.len() * 8).filter(|bit| !gap.contains(bit)) {
+        let gaps = [HEADER + 2 * ENTRY..BULK_PLACES_AT, BULK_PLACES_AT + WORDS..BULK_AREAS_AT];
+        for bit in (0..bytes.len() * 8).filter(|bit| !gaps.iter().any(|gap| gap.contains(&(bit / 8)))) {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(decode_list(&flipped, &superblock()).is_err(), "bit {bit}");
@@ -433,7 +447,7 @@ mod tests {
     #[test]
     fn values_that_no_writer_makes_are_refused() {
         type Change = fn(&mut Vec<BulkDeviceEntry>);
-        let changes: [Change; 12] = [
+        let changes: [Change; 14] = [
             |list| list[1].number = 0,
             |list| list[1].number = 16,
             |list| list[0].blocks = 999,
@@ -446,6 +460,8 @@ mod tests {
             |list| list[1].sums.as_mut().unwrap().shift = 16,
             |list| list[1].sums.as_mut().unwrap().shift = 11,
             |list| list[1].sums.as_mut().unwrap().piece = SlotRef::run(Offset::of_segment(1024), 1),
+            |list| list[1].absorbed.as_mut().unwrap().piece = SlotRef::run(Offset::of_segment(23), 1),
+            |list| list[1].absorbed.as_mut().unwrap().piece = SlotRef::run(Offset::of_segment(1023), 2),
         ];
         for (at, change) in changes.into_iter().enumerate() {
             let mut list = devices();

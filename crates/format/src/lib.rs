@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::cast_lossless, clippy::cast_possible_truncation))]
 
+pub mod absorbed;
 pub mod block_sums;
 pub mod bulk_list;
 pub mod cache;

@@ -48,6 +48,9 @@ pub const FEATURE_THRESHOLDS: u64 = 256;
 /// Incompatible feature: the list of bulk devices may name tables of checksums. A store gets it
 /// before its first table, in the same way as [`FEATURE_PACKED`].
 pub const FEATURE_BLOCK_SUMS: u64 = 512;
+/// Incompatible feature: the list of bulk devices may name areas of absorbed pages. A store gets it
+/// before its first area, in the same way as [`FEATURE_PACKED`].
+pub const FEATURE_ABSORBED: u64 = 1024;
 /// Incompatible features this crate understands.
 pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
     | FEATURE_SUMS
@@ -58,9 +61,10 @@ pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
     | FEATURE_SPILLED
     | FEATURE_DEVICES
     | FEATURE_THRESHOLDS
-    | FEATURE_BLOCK_SUMS;
+    | FEATURE_BLOCK_SUMS
+    | FEATURE_ABSORBED;
 /// Features that can be added to an existing store.
-const FEATURES_ADDED: [u64; 8] = [
+const FEATURES_ADDED: [u64; 9] = [
     FEATURE_PACKED,
     FEATURE_METHODS,
     FEATURE_DICTIONARIES,
@@ -69,6 +73,7 @@ const FEATURES_ADDED: [u64; 8] = [
     FEATURE_DEVICES,
     FEATURE_THRESHOLDS,
     FEATURE_BLOCK_SUMS,
+    FEATURE_ABSORBED,
 ];
 
 pub const SUPERBLOCK_AT: u64 = 0;

@@ -584,8 +584,11 @@ impl<'a> Data<'a> {
                 self.fs.load(ino)?.layout == Layout::Extents
             };
             if is_large && !is_planted(Bug::FsyncSettle) {
-                let Some(flushed) = bulk.file_flushed(ino) else { return Ok(Fsync::Bulk) };
-                self.clear_new(ino, &flushed)?;
+                match bulk.file_flushed(ino) {
+                    Some(flushed) => self.clear_new(ino, &flushed)?,
+                    None if self.absorb_file(ino)? => {}
+                    None => return Ok(Fsync::Bulk),
+                }
                 self.refuse_doubtful(ino)?;
             }
         }
@@ -607,7 +610,12 @@ impl<'a> Data<'a> {
             Ok(self.fsync_position())
         };
         match flush() {
-            Ok(flushed) => inos.iter().map(|&ino| finish(ino, &flushed)).collect(),
+            Ok(flushed) => {
+                let outcomes = inos.iter().map(|&ino| finish(ino, &flushed)).collect();
+                // For the next time. A failure of the region reaches the next caller.
+                let _ = self.fs.bulk().and_then(|bulk| Ok(bulk.provide_area(&self.fs.region)?));
+                outcomes
+            }
             Err(error) => vec![Err(error); inos.len()],
         }
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shoal_bulk::{Backoff, Bulk, GivenDevice, OnBulkFailure, Room, RoomCache, SumLeaves};
+use shoal_bulk::{Backoff, Bulk, GivenDevice, OnBulkFailure, Room, RoomCache, SumLeaves, Unflushed};
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_format::inode::{Inode, InodeSlot};
 use shoal_format::superblock::{FEATURE_DEVICES, Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
@@ -268,6 +268,11 @@ impl Fs {
         devices.iter().for_each(|bulk| bulk.adopt(continues));
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, &recovery)?;
         fs.upkeep().load_limits()?;
+        if let Some(bulk) = &fs.bulk {
+            let is_kept = continues && !bulk.devices().has_unsettled();
+            let unflushed = if is_kept { Unflushed::Kept } else { Unflushed::MayBeLost };
+            bulk.restore_absorbed(&fs.region, unflushed)?;
+        }
         let root = fs.load(crate::ROOT)?;
         if !root.is_dir() {
             return Err(Error::Corrupt("the root is no directory; run `shoal check`".into()));
@@ -624,6 +629,7 @@ impl<'a> Upkeep<'a> {
         if self.fs.data().settle_aged(number, aged)? {
             self.fs.pace.lock().settled = self.fs.region.last_lsn();
         }
+        bulk.clean_absorbed(&self.fs.region, number)?;
         Ok(())
     }
 

@@ -9,6 +9,8 @@ shoal_media::plantable! {
     pub enum Bug {
         /// Blocks that get their first data are mapped as if that data were durable.
         FreshNotNew,
+        /// NEW is cleared from blocks before their pages are absorbed.
+        ClearedFirst,
         /// The inode does not say that it has NEW blocks.
         HasNewFlag,
         /// A file's promised bytes move to the bulk device without a flush.

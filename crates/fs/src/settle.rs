@@ -144,6 +144,34 @@ impl<'a> Data<'a> {
         Ok(FlushedFiles { flushed: bulk.last_flushed(), ranges: Some(files) })
     }
 
+    /// Makes a large file's data durable with the log, without a flush, if its device has only few
+    /// pages that are not durable. Returns false if it takes a flush.
+    ///
+    /// Order: the record with the pages; then the record that clears NEW from their blocks. Both
+    /// are durable with the log, in this order.
+    pub(crate) fn absorb_file(self, ino: Ino) -> Result<bool> {
+        let bulk = self.fs.bulk()?;
+        let (flushed, new) = {
+            // Held until the record has committed: the places stay the file's.
+            let _lock = self.fs.locks.read(ino);
+            let mut places = Vec::new();
+            let Some((noted, new)) = self.ranges_to_settle_locked(ino, None, &mut places)? else { return Ok(false) };
+            if is_planted(Bug::ClearedFirst) {
+                self.fs.large().change_flags(ino, &mut self.fs.load(ino)?, &new, |flags| flags & !EXTENT_NEW)?;
+            }
+            let absorbed = match bulk.absorb(&self.fs.region, ino, &places) {
+                // A flush needs less room in the log.
+                Err(shoal_bulk::Error::NoSpace(_)) => None,
+                outcome => outcome?,
+            };
+            let Some(absorbed) = absorbed else { return Ok(false) };
+            (absorbed.of(&noted), new)
+        };
+        let files = FlushedFiles { flushed: bulk.last_flushed(), ranges: Some(HashMap::from([(ino, (flushed, new))])) };
+        self.settle_flushed(ino, &files)?;
+        Ok(true)
+    }
+
     /// Clears NEW from what a flush has covered of a file.
     pub(crate) fn settle_flushed(self, ino: Ino, files: &FlushedFiles) -> Result<()> {
         match &files.ranges {
@@ -191,8 +219,18 @@ impl<'a> Data<'a> {
         aged: Option<&Flushed>,
         places: &mut Vec<(u64, u64)>,
     ) -> Result<Option<(Flushed, Ranges)>> {
-        let bulk = self.fs.bulk()?;
         let _lock = self.fs.locks.read(ino);
+        self.ranges_to_settle_locked(ino, aged, places)
+    }
+
+    /// Does it for a caller that holds the file's lock.
+    fn ranges_to_settle_locked(
+        self,
+        ino: Ino,
+        aged: Option<&Flushed>,
+        places: &mut Vec<(u64, u64)>,
+    ) -> Result<Option<(Flushed, Ranges)>> {
+        let bulk = self.fs.bulk()?;
         let write = aged.copied().unwrap_or_else(|| bulk.note_writes());
         let new = bulk.fresh.settled(ino, &write);
         let unmapped = aged.is_none() || new.is_some();

@@ -110,10 +110,11 @@ impl Usage {
 impl Fs {
     pub fn usage(&self) -> Usage {
         let space = self.region.space();
+        let region_fixed = space.fixed_bytes + self.bulk.as_ref().map_or(0, Bulk::absorbed_area_bytes);
         let mut usage = Usage {
             region_bytes: space.region_bytes,
-            region_fixed: space.fixed_bytes,
-            region_used: (space.region_bytes - space.fixed_bytes).saturating_sub(space.free_bytes),
+            region_fixed,
+            region_used: (space.region_bytes - region_fixed).saturating_sub(space.free_bytes),
             region_free: space.free_bytes,
             region_reserve: space.reserve_bytes.min(space.free_bytes),
             region_usable: space.usable_bytes,

@@ -318,6 +318,34 @@ fn every_operation_behind_a_cache_survives_every_crash() {
     assert_visited(states, 50);
 }
 
+/// Returns a prepared store behind a cache, with an area for absorbed pages.
+fn absorbing_ground(kind: MemoryKind) -> Ground {
+    let setup = Setup { cached: true, ..Setup::two_tiers(kind) };
+    let preparation = workload::preparation().into_iter().chain([Fsync("A/foo")]).collect();
+    Ground::new(setup, seed(), preparation).expect("the store is prepared")
+}
+
+/// Small writes that an fsync puts into the log: the cache, the device and the log each lose data,
+/// and older contents come back over newer ones only if nobody was promised these.
+#[test]
+fn every_absorbed_write_survives_every_crash() {
+    let mut workloads = Vec::new();
+    let sequences = workload::absorbed().into_iter();
+    let count = number("SHOAL_SEQUENCES").unwrap_or(if deep() { 2000 } else { 16 });
+    let random = (0..count).map(|number| workload::absorbed_at_random(&mut Random::new(mix(&[seed(), number]))));
+    for operations in sequences.chain(random) {
+        for before in [Before::Mounted, Before::Young, Before::Synced, Before::Aged] {
+            workloads.push(Workload { before, operations: operations.clone(), must_succeed: false });
+        }
+    }
+    let mut states = 0;
+    for (kind, every) in [(MemoryKind::Logged, 12), (MemoryKind::Battery, 48)] {
+        let every = number("SHOAL_EVERY").unwrap_or(every);
+        states += visit(&absorbing_ground(kind), &workloads, Share { workloads: every, states: 24, layouts: 1 });
+    }
+    assert_visited(states, 100);
+}
+
 /// Runs the state that a failure's line names again. Without one, runs a state of the first
 /// workload for each kind.
 #[test]

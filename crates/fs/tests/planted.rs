@@ -45,6 +45,7 @@ use shoal_format::superblock::MemoryKind::{self, Logged};
 use shoal_fs::RenameMode::Replace;
 use shoal_fs::planted::{Bug, plant};
 use shoal_sim::{Budget, Limits};
+use shoal_writeback::planted::Bug as CacheBug;
 use store::Setup;
 
 const SEED: u64 = 20_261;
@@ -134,6 +135,8 @@ enum Hunt {
     WrittenInPart,
     /// A flipped bit in a spilled payload beside others.
     Neighbours,
+    /// Crashes around small writes that an fsync puts into the log.
+    Absorbed,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -168,35 +171,50 @@ fn sequence(number: usize) -> Vec<Operation> {
     }
 }
 
-/// A bug of the file system or of its bulk storage.
+/// Rules of the write-back cache that only its owner can see broken.
+const ABSORBING: [CacheBug; 4] = [
+    CacheBug::AbsorbsAfterWrite,
+    CacheBug::ReleasedByOlder,
+    CacheBug::ReleasedUnwritten,
+    CacheBug::ReleasedUnflushed,
+];
+
+/// A bug of the file system, of its bulk storage or of the cache in front of that.
 #[derive(Clone, Copy, Debug)]
 enum Planted {
     Fs(Bug),
     Bulk(BulkBug),
+    Cache(CacheBug),
 }
 
 impl Planted {
     fn chosen() -> Vec<Planted> {
         let fs = Bug::chosen().into_iter().map(Planted::Fs);
-        fs.chain(BulkBug::chosen().into_iter().map(Planted::Bulk)).collect()
+        let bulk = BulkBug::chosen().into_iter().map(Planted::Bulk);
+        // The others are looked for where the cache is.
+        let cache = CacheBug::chosen().into_iter().filter(|bug| ABSORBING.contains(bug)).map(Planted::Cache);
+        fs.chain(bulk).chain(cache).collect()
     }
 
     fn plant(self) {
         match self {
             Planted::Fs(bug) => plant(Some(bug)),
             Planted::Bulk(bug) => shoal_bulk::planted::plant(Some(bug)),
+            Planted::Cache(bug) => shoal_writeback::planted::plant(Some(bug)),
         }
     }
 
     fn remove_all() {
         plant(None);
         shoal_bulk::planted::plant(None);
+        shoal_writeback::planted::plant(None);
     }
 
     fn hunt(self) -> Hunt {
         match self {
             Planted::Fs(bug) => hunt_of(bug),
             Planted::Bulk(bug) => hunt_of_bulk(bug),
+            Planted::Cache(_) => Hunt::Absorbed,
         }
     }
 }
@@ -206,6 +224,7 @@ impl std::fmt::Display for Planted {
         match self {
             Planted::Fs(bug) => write!(to, "{bug:?}"),
             Planted::Bulk(bug) => write!(to, "{bug:?}"),
+            Planted::Cache(bug) => write!(to, "{bug:?}"),
         }
     }
 }
@@ -256,6 +275,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::SyncUnpromised => Hunt::Pair("young", 11, 16),
         Bug::NewNotListed => Hunt::SettledLater,
         Bug::HeldReclaimed => Hunt::Sequence(8),
+        Bug::ClearedFirst => Hunt::Absorbed,
     }
 }
 
@@ -284,6 +304,13 @@ fn hunt_of_bulk(bug: BulkBug) -> Hunt {
         BulkBug::LeavesUnflushed => Hunt::SumsBehindCache,
         BulkBug::RemoveUnsynced => Hunt::Devices,
         BulkBug::RemoveUnsaved => Hunt::RestoredLists,
+        BulkBug::AbsorbedNotRestored
+        | BulkBug::RestoredOverHeld
+        | BulkBug::RestoredAlways
+        | BulkBug::RestoredUnflushed
+        | BulkBug::ZerosNotAbsorbed
+        | BulkBug::ReleasedNever
+        | BulkBug::AbsorbedOfFreed => Hunt::Absorbed,
     }
 }
 
@@ -352,12 +379,28 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Neighbours => Ok(summed::neighbours()),
         Hunt::NewMoves => one(|| devices::new_bytes_move(Logged)),
         Hunt::FailedRanges => one(|| devices::failed_flush_of_ranges(Logged)),
+        Hunt::Absorbed => hunt_absorbed(),
         Hunt::Damage => Ok(packing::damage::damages(0, 60).1),
         Hunt::StrayReferences => {
             let works = packing::WORKS.into_iter();
             Ok(works.map(|(what, work)| packing::stray_references(what, work)).sum())
         }
     })
+}
+
+/// Explores sequences with absorbed writes.
+fn hunt_absorbed() -> Result<u64, String> {
+    let setup = Setup { cached: true, ..Setup::two_tiers(Logged) };
+    let preparation = crash::workload::preparation().into_iter().chain([Fsync("A/foo")]).collect();
+    let ground = crash::run::Ground::new(setup, SEED, preparation)?;
+    let mut states = 0;
+    for operations in crash::workload::absorbed() {
+        for before in [Before::Mounted, Before::Young] {
+            let workload = Workload { before, operations: operations.clone(), must_succeed: false };
+            states += explore(&Run::new(&ground, &workload)?, Sampling::one_of(8))?;
+        }
+    }
+    Ok(states)
 }
 
 /// Tries operations around the end of a file that begins as `name` says. Returns how many cases

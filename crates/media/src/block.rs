@@ -96,6 +96,18 @@ pub trait BlockDevice: Send + Sync {
     }
 }
 
+/// Bytes of a page that a cache holds back.
+pub const CACHE_PAGE: usize = 4096;
+
+/// A page that is held back from the medium.
+pub struct HeldPage {
+    /// Its number on the device.
+    pub page: u64,
+    /// Number of the write that made these contents.
+    pub version: u64,
+    pub bytes: Box<[u8; CACHE_PAGE]>,
+}
+
 /// A device that holds completed writes back from its medium.
 pub trait WriteCache {
     /// How long completed writes may be held back unless a flush asks for them (ns). With 0 they go
@@ -118,6 +130,27 @@ pub trait WriteCache {
     /// True if a write to this range may have been sent to the medium and lost, because no
     /// completed flush covered it. Asked after [`WriteCache::give_up`].
     fn may_have_lost(&self, at: u64, len: u64) -> bool;
+
+    /// Returns what the caller must keep by itself for these ranges to be durable without a flush:
+    /// the pages held back that it has not absorbed yet. `None` if it takes a flush: there are more
+    /// than `most` pages, or some of the ranges reached the medium without a flush behind it, or
+    /// writes have failed. A cache whose owner cannot absorb anything needs none of the three.
+    fn to_absorb(&self, ranges: &[(u64, u64)], most: usize) -> Option<Vec<HeldPage>> {
+        let _ = (ranges, most);
+        None
+    }
+
+    /// The caller keeps these versions of pages, durably, until [`WriteCache::take_released`] names
+    /// them.
+    fn absorbed(&self, pages: &[(u64, u64)]) {
+        let _ = pages;
+    }
+
+    /// Takes the numbers of absorbed pages of which the medium has the version kept, or a newer one,
+    /// durably.
+    fn take_released(&self) -> Vec<u64> {
+        Vec::new()
+    }
 
     /// Decides about blocks held back by an earlier process. This is the first call when a store is
     /// opened. With `continues` the blocks belong to the store as it is now, and stay held.

@@ -21,6 +21,8 @@
 //! Left out: time. The owner of the filter calls [`WriteBack::tick`] often, or when
 //! [`WriteBack::next_ns`] says so.
 
+mod write_cache;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -34,7 +36,7 @@ use crate::policy::{Policy, Rule};
 use crate::readers::Readers;
 use crate::slots::{Cache, SlotBytes};
 use crate::state::{LINE_BLOCKS, Now, Run, State, Step, Then};
-use crate::{FileId, S_NS};
+use crate::S_NS;
 
 /// Added to the clock's time (ns). The filter's time begins 30 days earlier, so that blocks held by
 /// an earlier process keep their age.
@@ -142,6 +144,7 @@ impl WriteBack {
         state.set_rule(rule, self.0.now_ns());
         // Changes may have bypassed the cache, so the next flush must reach the device.
         state.changes += 1;
+        state.unknown = state.changes;
         self.0.note_passage(&state);
         self.0.ring_or_go_on(state);
     }
@@ -213,57 +216,6 @@ impl WriteBack {
             flushes: count(&counts.flushes),
             failure: state.failure.as_ref().map(ToString::to_string),
         }
-    }
-}
-
-impl WriteCache for WriteBack {
-    fn held_for_ns(&self) -> u64 {
-        self.0.state.lock().dirty.rule().held_ns_max()
-    }
-
-    fn held_in(&self, at: u64, len: u64) -> u64 {
-        let state = self.0.state.lock();
-        let end = at + len;
-        let held = state.held_in(at / CACHE_SLOT..end.div_ceil(CACHE_SLOT));
-        held.map(|(block, _)| end.min((block + 1) * CACHE_SLOT) - at.max(block * CACHE_SLOT)).sum()
-    }
-
-    fn give_up(&self) {
-        let mut state = self.0.state.lock();
-        let given_up = || MediaError::io("write-back cache", std::io::Error::other("a flush of the device failed"));
-        state.failure.get_or_insert_with(given_up);
-        self.0.note_passage(&state);
-        self.0.go_on(state);
-    }
-
-    fn may_have_lost(&self, at: u64, len: u64) -> bool {
-        self.0.state.lock().is_uncovered(at / CACHE_SLOT..(at + len).div_ceil(CACHE_SLOT))
-    }
-
-    fn adopt(&self, continues: bool) {
-        let mut state = self.0.state.lock();
-        state.adopt(continues, self.0.now());
-        self.0.note_passage(&state);
-    }
-
-    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> Result<()> {
-        if self.0.passes.load(Ordering::Acquire) {
-            return block::wait(self, Request::Flush).map(drop);
-        }
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        // The receiver waits below; it cannot be gone.
-        self.0.flush(Some(ranges), Box::new(move |result| drop(sender.send(result))));
-        block::about_to_wait();
-        let dropped = || MediaError::io("write-back cache", std::io::Error::other("request was dropped"));
-        receiver.recv().unwrap_or_else(|_| Err(dropped())).map(drop)
-    }
-
-    fn belongs(&self, at: u64, len: u64, file: u64) {
-        self.0.state.lock().belongs(at / CACHE_SLOT..(at + len).div_ceil(CACHE_SLOT), FileId(file));
-    }
-
-    fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        self.0.below.read_medium(at, out)
     }
 }
 

@@ -34,6 +34,7 @@
 
 #![forbid(unsafe_code)]
 
+mod absorbed;
 mod dirty_set;
 mod filter;
 mod flushes;

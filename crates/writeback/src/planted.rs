@@ -33,5 +33,14 @@ shoal_media::plantable! {
         DoubtForgotten,
         /// A flush of the device covers changes that reached it while it was under way.
         CoversLater,
+        /// What left without being absorbed, and without a flush behind it, does not keep later
+        /// contents from being absorbed.
+        AbsorbsAfterWrite,
+        /// A block is released when the device has a version older than the absorbed one.
+        ReleasedByOlder,
+        /// A flush releases absorbed blocks that are still held.
+        ReleasedUnwritten,
+        /// A flush releases blocks that reached the device while it was under way.
+        ReleasedUnflushed,
     }
 }

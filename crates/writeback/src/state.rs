@@ -18,6 +18,7 @@ use std::sync::Arc;
 use shoal_format::cache::CACHE_SLOT;
 use shoal_media::{Completion, MediaError, Request, Result};
 
+use crate::absorbed::Absorbed;
 use crate::dirty_set::DirtySet;
 use crate::flushes::Flushes;
 use crate::planted::{Bug, is_planted};
@@ -78,6 +79,8 @@ pub(crate) struct Held {
 #[derive(Clone, Default)]
 struct Line {
     blocks: [Option<Held>; LINE_BLOCKS as usize],
+    /// It is among the lines with blocks that may not be absorbed.
+    is_fresh: bool,
 }
 
 impl Line {
@@ -136,6 +139,10 @@ pub(crate) struct State {
     pub dirty: DirtySet,
     pub slots: Slots,
     lines: BTreeMap<u64, Line>,
+    /// Lines with held blocks that may not be absorbed.
+    fresh: BTreeSet<u64>,
+    /// Blocks whose owner keeps a version of them.
+    pub absorbed: Absorbed,
     /// The files of lines, as the writer says before it writes. Empty unless the rule goes by files.
     files: HashMap<u64, FileId>,
     held: u64,
@@ -161,6 +168,8 @@ pub(crate) struct State {
     /// Changes that reached the device, and how many of them a completed flush covers.
     pub changes: u64,
     pub flushed: u64,
+    /// The last change of which it is not known what it changed.
+    pub unknown: u64,
     /// Lines that reached the device and that no completed flush has covered, with the last change of each.
     uncovered: HashMap<u64, u64>,
     /// Blocks that an earlier process held, until [`State::adopt`] decides about them.
@@ -179,6 +188,8 @@ impl State {
             dirty: DirtySet::new(rule),
             slots,
             lines: BTreeMap::new(),
+            fresh: BTreeSet::new(),
+            absorbed: Absorbed::default(),
             files: HashMap::new(),
             held: 0,
             urgent: VecDeque::new(),
@@ -197,6 +208,8 @@ impl State {
             writes_bytes: 0,
             changes: 1,
             flushed: 0,
+            // What an earlier process wrote.
+            unknown: 1,
             uncovered: HashMap::new(),
             found,
             failure: None,
@@ -221,13 +234,15 @@ impl State {
     pub fn changed(&mut self, range: std::ops::Range<u64>) {
         self.changes += 1;
         let lines = range.start / LINE_BLOCKS..range.end.div_ceil(LINE_BLOCKS);
-        self.uncovered.extend(lines.map(|line| (line, self.changes)));
+        self.uncovered.extend(lines.clone().map(|line| (line, self.changes)));
+        self.absorbed.changed(lines, self.changes);
     }
 
     /// Records a completed flush that covers the changes up to this one.
     pub fn covered(&mut self, changes: u64) {
         self.flushed = self.flushed.max(changes);
         self.uncovered.retain(|_, last| *last > changes);
+        self.absorbed.covered(changes);
     }
 
     /// Returns whether the device has a change in a range of blocks that no completed flush covers.
@@ -238,6 +253,71 @@ impl State {
 
     pub fn held_blocks(&self) -> u64 {
         self.held
+    }
+
+    /// Returns the held blocks of some ranges that are not absorbed. `None` if there are more than
+    /// `most`, or if something else of these ranges is not durable.
+    pub fn to_absorb(
+        &self,
+        ranges: impl Iterator<Item = std::ops::Range<u64>>,
+        most: usize,
+    ) -> Option<Vec<(u64, Held)>> {
+        let mut found = Vec::new();
+        if self.failure.is_some() || !self.found.is_empty() || self.flushed < self.unknown {
+            return None;
+        }
+        for range in ranges {
+            let lines = range.start / LINE_BLOCKS..range.end.div_ceil(LINE_BLOCKS);
+            if self.absorbed.lacks_flush(lines.clone()) {
+                return None;
+            }
+            for &number in self.fresh.range(lines) {
+                for (block, held) in self.held_in(number * LINE_BLOCKS..(number + 1) * LINE_BLOCKS) {
+                    if range.contains(&block) && !self.absorbed.has(block, held.version) {
+                        found.push((block, held));
+                    }
+                }
+                if found.len() > most {
+                    return None;
+                }
+            }
+        }
+        Some(found)
+    }
+
+    /// Notes that the owner keeps a version of a block.
+    pub fn absorbed(&mut self, block: u64, version: u64) {
+        let number = block / LINE_BLOCKS;
+        let held = self.lines.get(&number).and_then(|line| line.blocks[within(block)]);
+        if held.is_some_and(|held| held.oldest <= version) {
+            self.absorbed.keep(block, version);
+        } else {
+            // It left meanwhile. The device has it, perhaps without a flush.
+            self.absorbed.keep_written(block, version, self.uncovered.get(&number).copied());
+        }
+        let absorbed = &self.absorbed;
+        if let Some(line) = self.lines.get_mut(&number) {
+            let mut blocks = (number * LINE_BLOCKS..).zip(&line.blocks);
+            if blocks.all(|(block, held)| held.is_none_or(|held| absorbed.has(block, held.version))) {
+                line.is_fresh = false;
+                self.fresh.remove(&number);
+            }
+        }
+    }
+
+    /// Puts a line that got new contents among those that are not absorbed.
+    fn refresh(&mut self, number: u64) {
+        let line = self.lines.entry(number).or_default();
+        if !std::mem::replace(&mut line.is_fresh, true) {
+            self.fresh.insert(number);
+        }
+    }
+
+    /// Forgets a line that holds nothing any more.
+    fn drop_line(&mut self, number: u64) {
+        self.lines.remove(&number);
+        self.fresh.remove(&number);
+        self.files.remove(&number);
     }
 
     /// Returns whether nothing is held, on its way or awaited.
@@ -297,6 +377,7 @@ impl State {
         if let Some(before) = before.filter(|_| is_planted(Bug::OldGoesFirst)) {
             self.slots.free(before.slot);
         }
+        self.refresh(line);
         self.slots.publish(slot, block, version, since_ns, sum);
         if let Some(before) = before.filter(|_| !is_planted(Bug::OldGoesFirst)) {
             self.slots.free(before.slot);
@@ -315,6 +396,7 @@ impl State {
         self.dirty.dirtied(BlockId(line), UNKNOWN, now.ns.saturating_sub(age_ns));
         let held = Held { slot: found.slot, version: found.version, oldest: found.version };
         self.lines.entry(line).or_default().blocks[within(found.block)] = Some(held);
+        self.refresh(line);
         self.held += 1;
         self.version = self.version.max(found.version);
     }
@@ -346,6 +428,7 @@ impl State {
 
     /// Drops the held blocks of a range.
     pub fn discard(&mut self, range: std::ops::Range<u64>, now_ns: u64) {
+        self.absorbed.forget(range.clone());
         let dropped: Vec<(u64, Held)> = self.held_in(range).collect();
         for (block, held) in dropped {
             self.release(block, held.slot, now_ns);
@@ -361,8 +444,7 @@ impl State {
         self.held -= 1;
         self.slots.free(slot);
         if is_empty {
-            self.lines.remove(&number);
-            self.files.remove(&number);
+            self.drop_line(number);
             self.dirty.discarded(BlockId(number), now_ns);
         }
         if !self.leaving.contains_key(&number) {
@@ -587,10 +669,11 @@ impl State {
         // Blocks being written when a flush failed stay held: no flush of the device will cover
         // them.
         let failed = result.is_err() || self.failure.is_some() && !is_planted(Bug::DroppedInDoubt);
-        if failed {
-            self.changes += 1;
-        } else {
-            self.changed(run.first..run.first + run.blocks.len() as u64);
+        self.changes += 1;
+        if !failed {
+            self.uncovered.extend(run.lines().map(|line| (line, self.changes)));
+            let versions = run.blocks.iter().map(|held| held.version);
+            self.absorbed.written(|block| block / LINE_BLOCKS, (run.first..).zip(versions), self.changes);
         }
         for (block, written) in (run.first..).zip(&run.blocks) {
             let place = self.lines.get_mut(&(block / LINE_BLOCKS)).map(|line| &mut line.blocks[within(block)]);
@@ -633,8 +716,7 @@ impl State {
             false => drop(self.dirty.cleaned(BlockId(line), now_ns)),
         }
         if self.lines.get(&line).is_none_or(Line::is_empty) {
-            self.lines.remove(&line);
-            self.files.remove(&line);
+            self.drop_line(line);
             self.dirty.discarded(BlockId(line), now_ns);
         } else if !failed && self.dirty.since_ns(BlockId(line)).is_none() {
             // This should never happen: the line holds blocks, but the dirty set calls it clean.

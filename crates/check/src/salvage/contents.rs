@@ -338,6 +338,7 @@ impl Walk<'_, '_> {
                     {
                         self.keep_held(path, (at, at + len), place, part, why);
                     }
+                    self.lay_absorbed_over(place, part)?;
                     // Unflushed data may be missing from the device, so its checksums do not count.
                     let is_new = flags & EXTENT_NEW != 0;
                     let wrong = if is_new { Vec::new() } else { self.wrong_ranges(place, part)? };

@@ -132,6 +132,9 @@ impl Walk<'_> {
                 }
                 sums.piece = self.moved(sums.piece, BULK_LIST_AT)?;
             }
+            if let Some(area) = &mut device.absorbed {
+                area.piece = self.moved(area.piece, BULK_LIST_AT)?;
+            }
         }
         self.memory.write(BULK_LIST_AT.get(), &encode_list(&devices));
         Ok(())

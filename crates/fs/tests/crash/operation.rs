@@ -97,6 +97,9 @@ pub enum Operation {
     Tick,
     /// Time passes until every inode is cold, and they are packed.
     PackInodes,
+    /// Time passes until the update policy writes everything that a cache holds now, with the next
+    /// write.
+    Later,
 }
 
 /// Context that an operation is applied in.
@@ -270,6 +273,10 @@ impl Operation {
             PackInodes => {
                 actor.clock.advance(60_000_000_000);
                 while fs.compacting().pack_inodes_step(64)?.more {}
+                Ok(())
+            }
+            Later => {
+                actor.clock.advance(31_000_000_000);
                 Ok(())
             }
             _ => unreachable!("{self:?} is about names"),

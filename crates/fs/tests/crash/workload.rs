@@ -4,6 +4,7 @@
 //! truncated below 40 KiB moves back. `D` is a directory whose next entry splits it.
 
 use shoal_fs::RenameMode::{Exchange, NoReplace, Replace};
+use shoal_sim::Random;
 
 use super::operation::Operation::{self, *};
 
@@ -262,6 +263,61 @@ pub fn dictionaries() -> Vec<Vec<Operation>> {
         vec![short(), AddDictionary(160), AddDictionary(162), PackAll, Unlink("foo"), PackAll],
         vec![AddDictionary(160), short(), PackAll, Sync, AddDictionary(162), Checkpoint, Truncate("foo", 100), PackAll],
     ]
+}
+
+/// Returns sequences in which an fsync finds few pages that are not durable, in the prepared store
+/// behind a cache.
+pub fn absorbed() -> Vec<Vec<Operation>> {
+    let (file, other) = ("A/foo", "B/bar");
+    let small = |tag| Write(file, 70_000, 100, tag);
+    let synced = |tag| [small(tag), Fsync(file)];
+    let with = |last: &[Operation]| synced(180).into_iter().chain(last.iter().cloned()).collect();
+    vec![
+        with(&[]),
+        with(&[small(181), Fsync(file)]),
+        with(&[small(181), Tick]),
+        // The policy writes the absorbed page, and a newer one that nobody was promised.
+        with(&[Later, Write(other, 0, 10, 181), Fsync(other)]),
+        with(&[small(181), Later, Write(other, 0, 10, 182), Tick, Fsync(other)]),
+        with(&[small(181), Later, Write(other, 0, 10, 182), Write(file, 5000, 10, 183), Fsync(file)]),
+        with(&[small(181), Sync, small(182)]),
+        with(&[Sync, small(182), Fsync(file)]),
+        with(&[Checkpoint, small(182), Fsync(file)]),
+        with(&[small(181), Checkpoint, Tick]),
+        // Blocks that were absorbed get another user.
+        with(&[Truncate(file, 0), Sync, Write(other, 70_000, 200_000, 184), Fsync(other)]),
+        with(&[Unlink(file), Sync, Write("A/C/foo", 0, 150_000, 184), Fsync("A/C/foo")]),
+        with(&[Truncate(file, 66_000), Fsync(file), Write(file, 66_000, 60_000, 185)]),
+        with(&[Truncate(file, 30_000), Sync, Write(other, 70_000, 60_000, 185), Sync]),
+        with(&[Fallocate(file, PUNCH_HOLE | KEEP_SIZE, 65_536, 65_536), Fsync(file), small(186), Fsync(file)]),
+        with(&[Fallocate(file, ZERO_RANGE, 66_000, 20_000), Fsync(file)]),
+        with(&[Rename(other, file, Replace), Fsync(file)]),
+        with(&[Copy(file, 0, "A/C/foo", 0, 150_001), Fsync("A/C/foo")]),
+        // Appended blocks are NEW.
+        vec![Write(file, 150_001, 100, 187), Fsync(file), Write(file, 150_101, 100, 188), Fsync(file)],
+        vec![Write(file, 196_000, 3000, 187), Fsync(file), Write(other, 310_000, 9000, 188), Fsync(other)],
+        vec![Write(file, 150_001, 5000, 187), Fsync(file), Truncate(file, 152_000), Truncate(file, 160_000), Fsync(file)],
+        // Too many pages for the area, or for one fsync.
+        vec![Write(file, 0, 150_001, 189), Fsync(file), Write(other, 300_000, 10_000, 190), Fsync(other), small(191)],
+        vec![small(180), Write(other, 0, 66_000, 190), Fsync(other), Fsync(file)],
+    ]
+}
+
+/// Returns a random sequence of small writes into two large files, fsyncs, and what may come between.
+pub fn absorbed_at_random(random: &mut Random) -> Vec<Operation> {
+    let files = ["A/foo", "B/bar"];
+    let pick = |random: &mut Random| files[random.below(2) as usize];
+    let one = |number: u64, random: &mut Random| match random.below(16) {
+        0..5 => Write(pick(random), random.below(40) * 4000, 1 + random.below(5000) as usize, 200 + number),
+        5..10 => Fsync(pick(random)),
+        10 => Write(pick(random), random.below(3) << 16, 70_000, 200 + number),
+        11 => Later,
+        12 => Tick,
+        13 => [Sync, Checkpoint][random.below(2) as usize].clone(),
+        14 => Truncate(pick(random), random.below(40) * 4000),
+        _ => Fallocate(pick(random), PUNCH_HOLE | KEEP_SIZE, random.below(3) << 16, 1 << 16),
+    };
+    (0..8).map(|number| one(number, random)).collect()
 }
 
 /// Returns sequences for a store of nine bulk blocks, of which the prepared tree uses six. In some,

@@ -19,6 +19,7 @@ use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::record::with_loss;
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_fs::{Caller, FormatOptions, Fs, Options, Parts};
+use shoal_media::block::HeldPage;
 use shoal_media::{
     BlockDevice, BlockGeometry, Completion, ImageFile, LogDevice, PersistentMemory, Request, WriteCache,
 };
@@ -217,6 +218,18 @@ impl WriteCache for Bulk {
 
     fn adopt(&self, continues: bool) {
         self.disk.adopt(continues);
+    }
+
+    fn to_absorb(&self, ranges: &[(u64, u64)], most: usize) -> Option<Vec<HeldPage>> {
+        self.disk.write_cache()?.to_absorb(ranges, most)
+    }
+
+    fn absorbed(&self, pages: &[(u64, u64)]) {
+        self.disk.write_cache().inspect(|cache| cache.absorbed(pages));
+    }
+
+    fn take_released(&self) -> Vec<u64> {
+        self.disk.write_cache().map_or(Vec::new(), WriteCache::take_released)
     }
 
     fn belongs(&self, at: u64, len: u64, file: u64) {
