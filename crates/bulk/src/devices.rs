@@ -34,8 +34,8 @@ use shoal_format::{BULK_BLOCK, PAGE, SlotRef};
 use shoal_media::{BlockDevice, MediaError};
 use shoal_region::{Recovery, Region, Tx};
 
-use super::block_set::Word;
 use super::absorbed::Unflushed;
+use super::block_set::Word;
 use super::marks::{
     MARK_ROOM, Marking, Unmarked, mark_again, mark_ahead, mark_bytes, mark_of, probe, read_mark, verify, write_mark,
     wrote_mark,

@@ -11,9 +11,9 @@
 use std::sync::Arc;
 
 use shoal_bulk::{BulkState, GivenDevice};
-use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
 use shoal_format::extent::{BulkBlock, FileBlock};
+use shoal_format::{BULK_BLOCK, PAGE};
 use shoal_media::BlockDevice;
 
 use crate::gather::{Away, Gathered};
@@ -169,6 +169,11 @@ impl<'a> Devices<'a> {
     /// Returns the bytes of memory that checksums of bulk storage take.
     pub fn sums_bytes(self) -> u64 {
         self.fs.bulk.as_ref().map_or(0, |bulk| bulk.sums_bytes())
+    }
+
+    /// Returns the bytes of large files that the region holds because an fsync put them into the log.
+    pub fn absorbed_bytes(self) -> u64 {
+        self.fs.bulk.as_ref().map_or(0, |bulk| bulk.absorbed_pages() * PAGE)
     }
 
     /// Returns whether `ino` is the file that holds spilled small files. It has no name.

@@ -5,6 +5,7 @@
 //! `planted` and `recorded` are programs of their own, because they need features and change what
 //! the whole process does.
 
+mod absorbed;
 mod actors;
 mod beside_load;
 mod checksums;

@@ -30,13 +30,13 @@ use parking_lot::{Mutex, MutexGuard};
 use shoal_format::cache::{CACHE_SLOT, CacheEntry};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, WriteCache, block};
 
+use crate::S_NS;
 use crate::flushes::{Ended, Flush};
 use crate::planted::{Bug, is_planted};
 use crate::policy::{Policy, Rule};
 use crate::readers::Readers;
 use crate::slots::{Cache, SlotBytes};
 use crate::state::{LINE_BLOCKS, Now, Run, State, Step, Then};
-use crate::S_NS;
 
 /// Added to the clock's time (ns). The filter's time begins 30 days earlier, so that blocks held by
 /// an earlier process keep their age.

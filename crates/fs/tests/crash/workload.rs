@@ -284,7 +284,8 @@ pub fn absorbed() -> Vec<Vec<Operation>> {
         with(&[Sync, small(182), Fsync(file)]),
         with(&[Checkpoint, small(182), Fsync(file)]),
         with(&[small(181), Checkpoint, Tick]),
-        // Blocks that were absorbed get another user.
+        // Blocks that were absorbed get another user, whose pages are too many to be absorbed.
+        with(&[Unlink(file), Fsync("foo"), Tick, Write("A/C/foo", 0, 300_000, 184), Fsync("A/C/foo")]),
         with(&[Truncate(file, 0), Sync, Write(other, 70_000, 200_000, 184), Fsync(other)]),
         with(&[Unlink(file), Sync, Write("A/C/foo", 0, 150_000, 184), Fsync("A/C/foo")]),
         with(&[Truncate(file, 66_000), Fsync(file), Write(file, 66_000, 60_000, 185)]),
@@ -296,7 +297,13 @@ pub fn absorbed() -> Vec<Vec<Operation>> {
         // Appended blocks are NEW.
         vec![Write(file, 150_001, 100, 187), Fsync(file), Write(file, 150_101, 100, 188), Fsync(file)],
         vec![Write(file, 196_000, 3000, 187), Fsync(file), Write(other, 310_000, 9000, 188), Fsync(other)],
-        vec![Write(file, 150_001, 5000, 187), Fsync(file), Truncate(file, 152_000), Truncate(file, 160_000), Fsync(file)],
+        vec![
+            Write(file, 150_001, 5000, 187),
+            Fsync(file),
+            Truncate(file, 152_000),
+            Truncate(file, 160_000),
+            Fsync(file),
+        ],
         // Too many pages for the area, or for one fsync.
         vec![Write(file, 0, 150_001, 189), Fsync(file), Write(other, 300_000, 10_000, 190), Fsync(other), small(191)],
         vec![small(180), Write(other, 0, 66_000, 190), Fsync(other), Fsync(file)],

@@ -4,7 +4,8 @@
 //! after a number of stores of eight bytes, and a model of the values written. Values are numbers
 //! that only grow, so the contents of a block name the write that they are from. If the process
 //! ends, the next life finds every answered write, and each unanswered write as a whole or not at
-//! all, block by block. After a power loss, which destroys the cache, it finds every flushed write.
+//! all, block by block. After a power loss, which destroys the cache, it finds every flushed write,
+//! and every absorbed one where the owner keeps it.
 //! Further faults: a failed write of the device, a failed flush (the device then loses everything
 //! that no flush has covered), memory that contains garbage when it is given back, a changed byte
 //! in the file, and a cache of another life.
@@ -204,6 +205,8 @@ struct Known {
     values: Vec<Option<u64>>,
     /// The minimum value after a power loss.
     promised: Vec<u64>,
+    /// What the owner keeps of blocks that it absorbed, and would put back after a power loss.
+    kept: BTreeMap<usize, u64>,
     number: u64,
 }
 
@@ -240,7 +243,7 @@ impl World {
         let cache = Cache::create(memory.clone(), 1 << 20, &OWNER, [3; 16], Lifetime::Boot).unwrap();
         let blank = vec![0; BLOCKS as usize];
         let disk = Contents { now: blank.clone(), durable: blank.clone(), random: seed, ..Contents::default() };
-        let known = Known { values: vec![Some(0); BLOCKS as usize], promised: blank, number: 0 };
+        let known = Known { values: vec![Some(0); BLOCKS as usize], promised: blank, kept: BTreeMap::new(), number: 0 };
         World::live(Random::new(seed), memory, cache, disk, known, Arc::default())
     }
 
@@ -282,7 +285,8 @@ impl World {
 
     fn forget(&mut self, range: std::ops::Range<usize>) {
         self.known.values[range.clone()].fill(None);
-        self.known.promised[range].fill(0);
+        self.known.promised[range.clone()].fill(0);
+        self.known.kept.retain(|block, _| !range.contains(block));
         for (_, then) in self.pending.values_mut() {
             then.iter_mut().zip(&self.known.values).for_each(|(then, now)| *then = then.filter(|_| now.is_some()));
         }
@@ -295,7 +299,40 @@ impl World {
         }
     }
 
+    /// Removes what flushes so far have released.
+    fn release(&mut self) {
+        for block in self.filter.take_released() {
+            self.known.kept.remove(&(block as usize));
+        }
+    }
+
+    /// Absorbs a range, if that takes no flush.
+    fn absorb(&mut self) -> std::result::Result<(), String> {
+        self.release();
+        let range = self.random.below(BLOCKS)..BLOCKS;
+        let (then, most) = (self.known.values.clone(), self.random.below(40) as usize);
+        let Some(pages) = self.filter.to_absorb(&[(range.start * BLOCK, (range.end - range.start) * BLOCK)], most)
+        else {
+            return Ok(());
+        };
+        // Others go on until the owner's record has committed.
+        for _ in 0..self.random.below(4) {
+            self.disk.step();
+        }
+        for page in &pages {
+            self.known.kept.insert(page.page as usize, numbers(&page.bytes[..])[0]);
+        }
+        let versions: Vec<(u64, u64)> = pages.iter().map(|page| (page.page, page.version)).collect();
+        self.filter.absorbed(&versions);
+        self.settle()?;
+        self.promise(&then, range.start as usize..range.end as usize);
+        Ok(())
+    }
+
     fn settle(&mut self) -> std::result::Result<(), String> {
+        if !self.memory.is_cut() {
+            self.release();
+        }
         let answers = std::mem::take(&mut *self.answers.lock());
         for (number, result) in answers {
             let (request, then) = self.pending.remove(&number).expect("answered once");
@@ -325,7 +362,8 @@ impl World {
         }
         let disk = self.disk.0.lock();
         for block in 0..BLOCKS as usize {
-            let (found, promised) = (disk.durable[block], self.known.promised[block]);
+            let found = self.known.kept.get(&block).copied().unwrap_or(disk.durable[block]);
+            let promised = self.known.promised[block];
             if found < promised && self.known.values[block].is_some() {
                 return Err(format!("after a power loss block {block} has {found}, promised was {promised}"));
             }
@@ -355,7 +393,7 @@ impl World {
     }
 
     fn act(&mut self) -> std::result::Result<(), String> {
-        match self.random.below(20) {
+        match self.random.below(22) {
             // All changes are refused, so none is requested.
             0..8 | 11 | 12 if self.given_up => drop(self.disk.step()),
             16 if !self.given_up && self.random.below(50) == 0 => {
@@ -420,6 +458,7 @@ impl World {
                 self.filter.set_memory(most * self.random.below(2));
             }
             15 if self.random.below(40) == 0 => self.disk.0.lock().fails_next = true,
+            17 | 18 if !self.memory.is_cut() => self.absorb()?,
             _ => drop(self.disk.step()),
         }
         self.settle()
@@ -484,6 +523,7 @@ impl World {
             return Err("what was found was not written".into());
         }
         world.known.promised.clone_from(&world.disk.0.lock().durable);
+        world.known.kept.clear();
         Ok(world)
     }
 }
