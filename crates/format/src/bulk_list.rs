@@ -310,8 +310,7 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
         let bitmap = piece("bitmap", entry.bitmap.get())?;
         if bitmap.is_none() != (number == 0) {
             return Err(range("bitmap", entry.bitmap.get()));
-        }
-        if number != 0 && entry.uuid == [0; 16] {
+        } else if number != 0 && entry.uuid == [0; 16] {
             return Err(range("uuid", 0));
         }
         let shift = entry.flags.get() >> BULK_SUM_SHIFT.start & 0xf;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::actors::pairs::{Field, Past, general, packing, rebalancing, syncing};
+use crate::actors::pairs::{Field, Past, absorbing, general, packing, rebalancing, syncing};
 use crate::actors::run::{Count, Extent, Ground, Only};
 use crate::actors::schedule::{Bound, Deed, Trace, Watcher, choices, search};
 use crate::crash::operation::Operation;
@@ -125,6 +125,16 @@ fn a_file_that_changes_its_tier_beside_another_operation_survives_every_crash_on
 #[test]
 fn a_file_that_changes_its_tier_beside_another_operation_survives_every_crash_on_battery_memory() {
     explore(MemoryKind::Battery, &rebalancing(), 8);
+}
+
+#[test]
+fn an_absorbed_write_beside_another_operation_survives_every_crash_on_logged_memory() {
+    explore(MemoryKind::Logged, &absorbing(), 12);
+}
+
+#[test]
+fn an_absorbed_write_beside_another_operation_survives_every_crash_on_battery_memory() {
+    explore(MemoryKind::Battery, &absorbing(), 6);
 }
 
 #[test]

@@ -102,6 +102,42 @@ fn beside_packing() -> Vec<Operation> {
     ]
 }
 
+/// Returns pairs of operations on a file of which an fsync has put a page into the log. A tick
+/// promises nothing behind a cache, so there is none.
+pub fn absorbing() -> Field {
+    let setup = |kind| Setup { cached: true, ..setup(kind) };
+    let small = |at, tag| Write("L", at, 100, tag);
+    let synced = [Fsync("L"), Sync, small(70_000, 31), Fsync("L")];
+    let and = |more: &[Operation]| young().into_iter().chain(synced.clone()).chain(more.iter().cloned()).collect();
+    let pasts = vec![
+        Past { name: "absorbed", operations: and(&[]) },
+        Past { name: "newer", operations: and(&[small(70_000, 32)]) },
+        Past { name: "two pages", operations: and(&[small(70_000, 33), small(1000, 34)]) },
+        Past { name: "appended", operations: and(&[Write("L", 150_001, 300, 35)]) },
+    ];
+    let others = [
+        small(70_050, 36),
+        small(3000, 37),
+        Write("L", 140_000, 20_000, 38),
+        Write("F", 66_000, 30_000, 39),
+        Truncate("L", 0),
+        Truncate("L", 70_010),
+        Truncate("L", 30_000),
+        Unlink("L"),
+        Rename("L", "F", Replace),
+        Rename("G", "L", Replace),
+        Fallocate("L", PUNCH_HOLE | KEEP_SIZE, 65_536, 65_536),
+        Copy("L", 0, "S", 0, 100_000),
+        Fsync("L"),
+        Fsync("G"),
+        Sync,
+        Checkpoint,
+    ];
+    let first = [Fsync("L"), Sync];
+    let pairs = first.iter().flat_map(|sync| others.iter().map(|other| [sync.clone(), other.clone()])).collect();
+    Field { setup, pasts, pairs }
+}
+
 /// Returns pairs in which one operation moves a file to the other tier.
 pub fn rebalancing() -> Field {
     let setup = |kind| Setup { bulk_blocks: 40, ring_bytes: 512 << 10, region_bytes: 64 << 16, ..setup(kind) };

@@ -127,6 +127,10 @@ fn parent(fs: &Fs, path: Path) -> Result<(Ino, &'static [u8]), Error> {
     }
 }
 
+fn chown(fs: &Fs, ino: Ino, mode: Option<u32>, (uid, gid): (u32, u32)) -> Result<(), Error> {
+    fs.setattr(ino, &SetAttr { mode, uid: Some(uid), gid: Some(gid), ..Default::default() }).map(drop)
+}
+
 impl Operation {
     pub fn apply(&self, actor: &mut Actor<'_>) -> Result<(), Error> {
         use Operation::*;
@@ -233,14 +237,8 @@ impl Operation {
             }
             RemoveXattr(path, name) => fs.removexattr(ino(path)?, name.as_bytes()),
             Chmod(path, mode) => fs.setattr(ino(path)?, &SetAttr { mode: Some(mode), ..Default::default() }).map(drop),
-            Chown(path, uid, gid) => {
-                let change = SetAttr { uid: Some(uid), gid: Some(gid), ..Default::default() };
-                fs.setattr(ino(path)?, &change).map(drop)
-            }
-            ChmodAndChown(path, mode, uid, gid) => {
-                let change = SetAttr { mode: Some(mode), uid: Some(uid), gid: Some(gid), ..Default::default() };
-                fs.setattr(ino(path)?, &change).map(drop)
-            }
+            Chown(path, uid, gid) => chown(fs, ino(path)?, None, (uid, gid)),
+            ChmodAndChown(path, mode, uid, gid) => chown(fs, ino(path)?, Some(mode), (uid, gid)),
             SetFlags(path) => {
                 let flags = FileFlags { no_dump: true, no_atime: true, ..FileFlags::default() };
                 fs.set_file_flags(ino(path)?, flags, |_, _| true)
