@@ -85,7 +85,8 @@ const ONLY_DEEP: &str = "Only here, and not in `make test`:
   what the long searches leave to other commits, and their further seeds and states: crash states, two actors,
   failing calls, models, lives, damage
   every boundary of recorded media (there a share)
-  an hour each of life and of differ on real mounts (there 30 and 15 seconds)";
+  an hour each of life and of differ on real mounts (there 30 and 15 seconds)
+  PostgreSQL on a mount whose daemon is killed and whose host loses its power";
 
 /// Factor by which random programs on mounts run longer: an hour.
 const DEEP_MOUNTS: u64 = 30;
@@ -146,9 +147,13 @@ fn deep_programs(seconds: u64) -> Result<Vec<String>, String> {
     let seconds = seconds.to_string();
     let random = ["--seconds", &seconds];
     let over_uring = ["env", "SHOAL_MOUNT_OPTIONS=transport=uring", "FSX_OPERATIONS=20000", "tests/real/run"];
-    for (program, arguments) in
-        [("tests/real/life", &random[..]), ("tests/real/differ", &random), ("tests/real/with-uring", &over_uring)]
-    {
+    let programs = [
+        ("tests/real/life", &random[..]),
+        ("tests/real/differ", &random),
+        ("tests/real/with-uring", &over_uring),
+        ("tests/real/postgres", &["20"]),
+    ];
+    for (program, arguments) in programs {
         let mut command = Command::new(root().join(program));
         command.args(arguments).env("SHOAL", target.join("ci/shoal")).current_dir(root());
         if !command.status().map_err(|error| started(program, error))?.success() {
