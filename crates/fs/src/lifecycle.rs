@@ -166,6 +166,14 @@ const SETTLE_HELD_NS: u64 = 2_000_000_000;
 /// Time between searches for leaves of checksums that can be closed (ns).
 const CLOSE_SUMS_NS: u64 = 15_000_000_000;
 
+/// The region's memory is let go of when nobody has committed for this long, at most this often
+/// (ns), and only if it is at least so much (bytes), and at least one part in so many of what is in
+/// use.
+const REST_IDLE_NS: u64 = 5_000_000_000;
+const REST_PAUSE_NS: u64 = 60_000_000_000;
+const REST_BYTES_MIN: u64 = 16 << 20;
+const REST_SHARE: u64 = 8;
+
 /// Commits that are not durable.
 #[derive(Clone, Copy)]
 struct Pending {
@@ -179,6 +187,16 @@ struct WriteMark {
     at_ns: u64,
     /// Number of the last write.
     last: u64,
+}
+
+/// When the region's memory was let go of, and how long nobody has committed since.
+#[derive(Default)]
+struct RestPace {
+    seen: Lsn,
+    since_ns: u64,
+    /// It was tried since the last commit.
+    is_done: bool,
+    last_ns: Option<u64>,
 }
 
 /// The pace of commits: what is due, and since when.
@@ -196,6 +214,7 @@ pub(crate) struct Pace {
     sums_at: [u64; BULK_DEVICES_MAX],
     /// Back-off after checkpoints that found no room.
     checkpoints: Backoff,
+    rest: RestPace,
 }
 
 impl Fs {
@@ -658,6 +677,37 @@ impl<'a> Upkeep<'a> {
     /// Returns whether checkpoints have failed for lack of room since the last successful one.
     pub fn checkpoint_lacks_room(self) -> bool {
         self.fs.pace.lock().checkpoints.is_failing()
+    }
+
+    /// Writes a checkpoint and lets go of the region's memory, which is read from the new image again,
+    /// once nobody has committed for a while and that frees much memory. Returns whether it did.
+    pub fn rest(self) -> Result<bool> {
+        if self.fs.writable().is_err() || self.fs.region.superblock().memory_kind.has_ring() {
+            return Ok(false);
+        }
+        let (now, last) = (self.fs.clock.monotonic_ns(), self.fs.region.last_lsn());
+        {
+            let rest = &mut self.fs.pace.lock().rest;
+            if rest.seen != last {
+                (rest.seen, rest.since_ns, rest.is_done) = (last, now, false);
+            }
+            let is_early =
+                now < rest.since_ns + REST_IDLE_NS || rest.last_ns.is_some_and(|at| now < at + REST_PAUSE_NS);
+            if rest.is_done || is_early || !self.fs.cooling().has_packed() {
+                return Ok(false);
+            }
+            rest.is_done = true;
+        }
+        let used = self.fs.usage().region_used;
+        if self.fs.region.private_bytes().is_none_or(|bytes| bytes < REST_BYTES_MIN.max(used / REST_SHARE)) {
+            return Ok(false);
+        }
+        self.fs.pace.lock().rest.last_ns = Some(now);
+        match self.fs.checkpoint() {
+            // Nothing is wrong: the log goes on.
+            Err(Error::NoSpace(_)) => Ok(false),
+            outcome => outcome.and_then(|()| Ok(self.fs.region.rest()?)),
+        }
     }
 
     fn write_checkpoint(self) -> Result<()> {

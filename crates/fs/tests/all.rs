@@ -41,6 +41,7 @@ mod promised_room;
 mod reading;
 mod rebalance;
 mod resize;
+mod resting;
 mod restored_devices;
 mod rewritten_when_full;
 mod saved;

@@ -77,7 +77,7 @@ pub use machine::{
 };
 pub use memory_limit::{
     Memory, keep_heap_small, memory, memory_limit_bytes, memory_room_bytes, memory_room_soon_bytes, memory_total_bytes,
-    pressure_files, take_memory,
+    pressure_files, shrink_heap, take_memory,
 };
 pub use own_memory::{MapUse, own_maps};
 pub use pause::Pause;

@@ -69,14 +69,16 @@ impl Map {
     }
 
     /// Replaces the first `bytes` by a private mapping of the start of `file`, which must be at
-    /// least that long.
-    pub fn overlay_private(&mut self, file: &File, bytes: u64) -> io::Result<()> {
+    /// least that long. Nobody stores to them meanwhile. Beside readers the file must have the bytes
+    /// that are there now.
+    pub fn overlay_private(&self, file: &File, bytes: u64) -> io::Result<()> {
         let len = length(bytes)?;
         self.at(0, len);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: [base, base + len) lies within this map (checked above) and is page-aligned;
-        // `&mut self` guarantees that nothing else uses it.
+        // SAFETY: [base, base + len) lies within this map (checked above) and is page-aligned. No
+        // reference into it exists, and the kernel replaces the pages in one step: a thread that
+        // reads meanwhile copies from the old ones or from the new ones.
         unsafe { mm::mmap(self.base.cast(), len, protection, flags, file, 0) }?;
         Ok(())
     }

@@ -137,6 +137,16 @@ pub fn keep_heap_small() {
     }
 }
 
+/// Gives freed memory that the heap keeps back to the kernel. Takes some milliseconds; meant for a
+/// process that has become idle.
+pub fn shrink_heap() {
+    // SAFETY: the allocator locks itself, and only memory that is free is given back.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Returns the memory of the tightest of these: the machine, and the groups that this process is
 /// in.
 pub fn memory() -> Option<Memory> {

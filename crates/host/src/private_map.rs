@@ -4,6 +4,8 @@
 //! mapped privately over its start. A page becomes ordinary DRAM when it is first stored to; until
 //! then the kernel may drop it and read it again. The image file must therefore not change while
 //! pages still come from it: `detach` copies them all, once, before a checkpoint reuses the file.
+//! When nothing has changed since an image was written, `rest_on` maps that image over everything,
+//! and the memory of all pages is free again.
 //! Pages that the region does not need are dropped (`discard`). Memory that this process may not
 //! use is refused (`reserve`), because a control group would kill instead. Nothing here outlives
 //! the process, so write-back and fence do nothing.
@@ -23,13 +25,21 @@ pub struct PrivateMap {
     /// Dropped before the map: then its addresses may be another's.
     _noted: RegionNoted,
     map: Map,
-    /// Bytes at the start that come from the image file.
-    image_bytes: u64,
-    /// The part of the image bytes that no longer depends on the file (bytes). Locked while pages
-    /// are copied.
-    detached_bytes: Mutex<u64>,
+    /// The files of both images, to rest on.
+    images: Option<[File; 2]>,
+    /// Locked while pages are copied.
+    attached: Mutex<Attached>,
     /// Numbers of the areas in which pages were dropped.
     thinned: Mutex<HashSet<u64>>,
+}
+
+/// What comes from an image file.
+#[derive(Clone, Copy)]
+struct Attached {
+    /// Bytes at the start of the region that were mapped from the file.
+    image_bytes: u64,
+    /// The part of these that no longer depends on the file.
+    detached_bytes: u64,
 }
 
 /// Unit in which huge pages are refused after pages were dropped (bytes). The kernel would
@@ -41,7 +51,7 @@ impl PrivateMap {
     /// Creates memory of `region_bytes`. It is zero except for the first bytes of an image (its
     /// file, and how many bytes of it). Both lengths are multiples of the page size.
     pub fn new(region_bytes: u64, image: Option<(&File, u64)>) -> io::Result<PrivateMap> {
-        let mut map = Map::anonymous(region_bytes)?;
+        let map = Map::anonymous(region_bytes)?;
         let image_bytes = image.map_or(0, |(_, bytes)| bytes);
         if let Some((file, bytes)) = image.filter(|&(_, bytes)| bytes > 0) {
             let found = file.metadata()?.len();
@@ -55,12 +65,20 @@ impl PrivateMap {
         }
         map.prefer_huge_pages(image_bytes);
         let _noted = RegionNoted::new(map.addresses());
-        Ok(PrivateMap { map, _noted, image_bytes, detached_bytes: Mutex::new(0), thinned: Mutex::default() })
+        let attached = Mutex::new(Attached { image_bytes, detached_bytes: 0 });
+        Ok(PrivateMap { map, _noted, images: None, attached, thinned: Mutex::default() })
+    }
+
+    /// Lets the memory rest on these images.
+    pub fn with_images(self, images: [&File; 2]) -> io::Result<PrivateMap> {
+        let [first, second] = images;
+        Ok(PrivateMap { images: Some([first.try_clone()?, second.try_clone()?]), ..self })
     }
 
     /// Returns the bytes at the start of the region that still depend on the image file.
     pub fn attached_bytes(&self) -> u64 {
-        self.image_bytes - *self.detached_bytes.lock()
+        let attached = self.attached.lock();
+        attached.image_bytes - attached.detached_bytes
     }
 }
 
@@ -92,7 +110,8 @@ impl PersistentMemory for PrivateMap {
     /// Refuses only pages behind the image; pages over the image are needed in any case. Reserves
     /// nothing: a page gets its memory when it is stored to.
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
-        let more = (at + len).saturating_sub(at.max(self.image_bytes));
+        let image_bytes = self.attached.lock().image_bytes;
+        let more = (at + len).saturating_sub(at.max(image_bytes));
         if more > 0 && !take_memory_soon(more) {
             return Err(MediaError::NoSpace { what: "memory of this process".into() });
         }
@@ -100,12 +119,28 @@ impl PersistentMemory for PrivateMap {
     }
 
     fn detach(&self, bytes: u64) {
-        let mut detached = self.detached_bytes.lock();
-        let end = bytes.next_multiple_of(crate::PAGE_BYTES).min(self.image_bytes);
-        if *detached < end {
-            self.map.populate_for_write(*detached, end - *detached);
-            *detached = end;
+        let mut attached = self.attached.lock();
+        let end = bytes.next_multiple_of(crate::PAGE_BYTES).min(attached.image_bytes);
+        if attached.detached_bytes < end {
+            self.map.populate_for_write(attached.detached_bytes, end - attached.detached_bytes);
+            attached.detached_bytes = end;
         }
+    }
+
+    fn rest_on(&self, number: usize, bytes: u64) -> Result<bool> {
+        let Some(image) = self.images.as_ref().and_then(|images| images.get(number)) else { return Ok(false) };
+        let failed = |error| MediaError::io("memory of the region", error);
+        if image.metadata().map_err(failed)?.len() < bytes {
+            return Ok(false);
+        }
+        let mut attached = self.attached.lock();
+        // What lies behind the image now, but came from one before, stays mapped from that one.
+        if bytes < attached.image_bytes - attached.detached_bytes {
+            return Ok(false);
+        }
+        self.map.overlay_private(image, bytes).map_err(failed)?;
+        *attached = Attached { image_bytes: bytes, detached_bytes: 0 };
+        Ok(true)
     }
 
     /// Over the image, dropped pages show the current bytes of its file again, which a checkpoint
@@ -213,6 +248,26 @@ mod tests {
         memory.discard(3 * AREA_BYTES, 4096);
         let flags = |at| memory.map.kernel_flags(at).contains("nh");
         assert_eq!([0, 1, 2, 3].map(|area| flags(area * AREA_BYTES)), [false, true, false, true]);
+    }
+
+    #[test]
+    fn a_region_at_rest_takes_no_memory_and_reads_as_before() {
+        let files = [image_of(7), image_of(9)];
+        let memory = PrivateMap::new(1 << 30, Some((&files[0], IMAGE))).unwrap();
+        let memory = memory.with_images([&files[0], &files[1]]).unwrap();
+        (0..64).for_each(|page| memory.write(page * 4096, &[9; 4096]));
+        assert!(!memory.rest_on(1, 2 * IMAGE).unwrap(), "the image is shorter");
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| (0..200_000).all(|turn| byte_at(&memory, turn * 4099 % IMAGE) == 9));
+            (0..50).for_each(|_| assert!(memory.rest_on(1, IMAGE).unwrap()));
+            assert!(reader.join().unwrap());
+        });
+        assert_eq!(memory.attached_bytes(), IMAGE);
+        // A store makes a page its own, and detaching does so with all others.
+        memory.write_u64(0, 5);
+        memory.detach(IMAGE);
+        files[1].write_all_at(&vec![1; IMAGE as usize], 0).unwrap();
+        assert_eq!((memory.read_u64(0), byte_at(&memory, 4096), byte_at(&memory, IMAGE - 1)), (5, 9, 9));
     }
 
     #[test]

@@ -98,7 +98,12 @@ impl Clocks {
             }),
             // Waiting for the next attempt is not success.
             false if fs.upkeep().checkpoint_lacks_room() => Err(NO_ROOM.into()),
-            false => Ok(()),
+            false => {
+                if fs.upkeep().rest().map_err(|e| format!("checkpoint of an idle store: {e}"))? {
+                    shoal_host::shrink_heap();
+                }
+                Ok(())
+            }
         });
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
         let idle = reporting(|fs| {

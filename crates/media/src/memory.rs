@@ -76,6 +76,15 @@ pub trait PersistentMemory: Send + Sync {
         let _ = bytes;
     }
 
+    /// Lets go of the memory of the first `bytes`, which image `number` holds as they are: from now
+    /// on they are read from there again, so the image must not change before
+    /// [`PersistentMemory::detach`]. Nobody stores or discards meanwhile; others may read. Returns
+    /// false where that is not possible, and nothing has changed.
+    fn rest_on(&self, number: usize, bytes: u64) -> Result<bool> {
+        let _ = (number, bytes);
+        Ok(false)
+    }
+
     /// Discards a range whose bytes are no longer needed, so that its memory may be reused. Until
     /// stored again, its contents are undefined and may change by themselves. Both numbers are
     /// multiples of the page size.

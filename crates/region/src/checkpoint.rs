@@ -40,6 +40,8 @@ pub(crate) struct CheckpointState {
     stale: Option<Vec<u64>>,
     /// The image that the memory may still read through to.
     mapped: Option<usize>,
+    /// Bytes of the region that the last checkpoint of this mount wrote; 0 before it.
+    copied_bytes: u64,
     /// Images this mount has written. Their contents are known; other images need a check
     /// ([`standby`]).
     written: [bool; 2],
@@ -229,6 +231,42 @@ impl Region {
         self.write_image(false)
     }
 
+    /// Returns about how much memory the region has that is not in the image it reads from (bytes);
+    /// `None` while a checkpoint is written.
+    pub fn private_bytes(&self) -> Option<u64> {
+        let state = self.checkpoint.try_lock()?;
+        if state.mapped.is_none() || state.mapped != state.current {
+            return Some(self.alloc.lock().used_bytes());
+        }
+        let pages: u32 = self.dirty.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum();
+        Some(u64::from(pages) * PAGE)
+    }
+
+    /// Reads everything from the newest image again and lets go of the memory, if nothing has changed
+    /// since this mount wrote that image. Returns whether it did.
+    ///
+    /// Stores are made under the commit lock, and segments discarded under the allocator's. Readers
+    /// find the same bytes before and after.
+    pub fn rest(&self) -> Result<bool> {
+        let mut state = self.checkpoint.lock();
+        let (Some(images), Some(current)) = (&self.images, state.current) else { return Ok(false) };
+        if self.superblock.memory_kind.has_ring() || state.copied_bytes == 0 {
+            return Ok(false);
+        }
+        images[current].reserve_holes(state.copied_bytes)?;
+        let _commit = self.commit.lock();
+        let has_changed = self.dirty.iter().any(|word| word.load(Ordering::Relaxed) != 0);
+        if has_changed && !is_planted(Bug::RestsChanged) {
+            return Ok(false);
+        }
+        let _alloc = self.alloc.lock();
+        let rests = self.memory.rest_on(current, state.copied_bytes)?;
+        if rests {
+            state.mapped = Some(current);
+        }
+        Ok(rests)
+    }
+
     /// Makes everything durable, moves the ring's head and seals an image as clean. Must be the
     /// last operation on a region. No transaction may run at the same time or afterwards.
     pub fn shutdown(&self) -> Result<()> {
@@ -363,7 +401,7 @@ impl Region {
         image.sync()?;
 
         (state.current, state.generation) = (Some(target), generation);
-        state.written[target] = true;
+        (state.written[target], state.copied_bytes) = (true, used);
         state.stale = Some(std::mem::take(fresh));
         if !ring {
             self.commit.lock().head = replay;

@@ -32,6 +32,8 @@ shoal_media::plantable! {
         ReplayDirty,
         /// A checkpoint overwrites an image that memory still reads from.
         Detach,
+        /// Memory rests on an image although it has changed since the image was begun.
+        RestsChanged,
         /// A freed piece can be allocated before the transaction that frees it commits.
         FreeAtOnce,
         /// A segment given to a class keeps the old bytes where its bitmap lies.

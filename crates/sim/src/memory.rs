@@ -48,6 +48,8 @@ struct Volatile {
     image: Option<Arc<SimImage>>,
     /// Pages that still come from the image; empty if none does.
     attached: Vec<bool>,
+    /// The images that the memory can rest on.
+    images: Option<[Arc<SimImage>; 2]>,
 }
 
 impl SimMemory {
@@ -61,8 +63,18 @@ impl SimMemory {
         let image_bytes = image.as_ref().map_or(0, |&(_, len)| len);
         assert!(image_bytes <= bytes && image_bytes.is_multiple_of(PAGE_BYTES as u64), "an image of whole pages");
         let attached = vec![true; image_bytes as usize / PAGE_BYTES];
-        let backing = Volatile { own: Pages::default(), image: image.map(|(image, _)| image), attached };
+        let image = image.map(|(image, _)| image);
+        let backing = Volatile { own: Pages::default(), image, attached, images: None };
         Arc::new(SimMemory { backing: Backing::Volatile(RwLock::new(backing)), bytes })
+    }
+
+    /// Like [`SimMemory::volatile`], for memory that can rest on these images.
+    pub fn resting(bytes: u64, image: Option<(Arc<SimImage>, u64)>, images: [Arc<SimImage>; 2]) -> Arc<SimMemory> {
+        let memory = SimMemory::volatile(bytes, image);
+        if let Backing::Volatile(volatile) = &memory.backing {
+            volatile.write().images = Some(images);
+        }
+        memory
     }
 
     fn check(&self, at: u64, len: u64) {
@@ -193,6 +205,15 @@ impl PersistentMemory for SimMemory {
             volatile.detach(at, len as usize);
             volatile.own.write(at, &vec![DISCARDED; len as usize]);
         }
+    }
+
+    fn rest_on(&self, number: usize, bytes: u64) -> shoal_media::Result<bool> {
+        let Backing::Volatile(volatile) = &self.backing else { return Ok(false) };
+        let volatile = &mut *volatile.write();
+        let Some(images) = &volatile.images else { return Ok(false) };
+        volatile.image = Some(images[number].clone());
+        volatile.attached = vec![true; bytes as usize / PAGE_BYTES];
+        Ok(true)
     }
 
     fn detach(&self, bytes: u64) {

@@ -206,6 +206,16 @@ impl<'a> Cooling<'a> {
         self.fs.packs_on.load(Relaxed)
     }
 
+    /// Returns whether nothing is left to pack, as far as this is known without a look.
+    pub(crate) fn has_packed(self) -> bool {
+        if self.fs.options.pack_age.is_none() || !self.fs.tree().packs_data() && !self.fs.options.pack_inodes {
+            return true;
+        }
+        let packer = self.fs.packer.try_lock();
+        packer
+            .is_some_and(|packer| packer.round.is_none() && !packer.left && packer.settled == self.fs.region.last_lsn())
+    }
+
     /// Packs inodes until `end`; returns true if there are more.
     fn pack_inodes_until(self, end: &End) -> Result<bool> {
         while !self.is_over(end) {

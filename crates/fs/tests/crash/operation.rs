@@ -253,7 +253,7 @@ impl Operation {
             }
             Fsync(path) => fs.fsync(ino(path)?),
             Sync => fs.sync(),
-            Checkpoint => fs.checkpoint(),
+            Checkpoint => fs.checkpoint().and_then(|()| Ok(fs.region().rest().map(drop)?)),
             AddDictionary(tag) => fs.cooling().add_dictionary(bytes(tag, 700)),
             PackAll => fs.cooling().pack_all(&mut |_, _| {}).map(drop),
             SpillAll => fs.spilling().spill_all().map(drop),

@@ -310,7 +310,8 @@ pub fn parts(
             Some(_) => Arc::new(Log { log: world.log(0), watch: watch.clone() }),
             None => world.log(0),
         };
-        (SimMemory::volatile(setup.region_bytes, attached), Some(log), Some(images))
+        let memory = SimMemory::resting(setup.region_bytes, attached, [world.image(0), world.image(1)]);
+        (memory, Some(log), Some(images))
     };
     let mut boot_id = [boot.boot; 16];
     let mut disk: Option<Arc<dyn BlockDevice>> = None;

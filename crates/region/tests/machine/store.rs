@@ -118,7 +118,8 @@ fn parts(
             Some((world.image(number), anchor.used_bytes.get()))
         }
     };
-    let memory: Arc<dyn PersistentMemory> = SimMemory::volatile(REGION_BYTES, attached);
+    let memory: Arc<dyn PersistentMemory> =
+        SimMemory::resting(REGION_BYTES, attached, [world.image(0), world.image(1)]);
     Ok(Parts { memory, log: Some(log), images: Some(images), boot_id, nonce })
 }
 
@@ -264,6 +265,7 @@ impl Store {
             Ok(()) | Err(Error::Media(MediaError::NoSpace { .. })) => {}
             Err(error) => return Err(format!("checkpoint: {error}")),
         }
+        self.region.rest().map_err(|error| format!("rest: {error}"))?;
         let mut writer = self.writer.lock().unwrap();
         writer.during = 0;
         writer.mark(&self.region);

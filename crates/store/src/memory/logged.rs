@@ -18,10 +18,10 @@ pub(super) static MEANS: Means =
 
 fn make(directory: &Directory, _: &Path, bytes: u64) -> Outcome<RegionMedia> {
     fits_files(directory, bytes)?;
-    let memory = Arc::new(PrivateMap::new(bytes, None).during("memory")?);
+    let memory = PrivateMap::new(bytes, None).during("memory")?;
     let log = Arc::new(SegmentLog::create_in(directory, LOG, SEGMENT_BYTES).during("log")?);
     let images = Some(shared(&images::create(directory)?));
-    Ok(RegionMedia { memory, log: Some(log), images, survives_power_loss: true })
+    Ok(RegionMedia { memory: Arc::new(memory), log: Some(log), images, survives_power_loss: true })
 }
 
 /// Refuses a region that a limit on file lengths does not allow. An image is as long as its region,
@@ -41,6 +41,7 @@ fn open(store: &Resting<'_>, _: &Path, access: Access) -> Outcome<RegionMedia> {
     }
     let image = Some((images[index].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
     let memory = PrivateMap::new(superblock.region_bytes, image).map_err(|error| damaged(name, error))?;
+    let memory = memory.with_images([images[0].file(), images[1].file()]).map_err(|error| damaged(name, error))?;
     let log = SegmentLog::open_in(store.directory, LOG, SEGMENT_BYTES, access).map_err(|error| damaged(name, error))?;
     Ok(RegionMedia {
         memory: Arc::new(memory),
