@@ -130,6 +130,10 @@ impl Unit {
         let Some(cache) = device.write_cache() else { return Ok(false) };
         let mut absorbing = self.absorbed.lock();
         let Some(area) = absorbing.area else { return Ok(false) };
+        // Asked under the lock: a second device may have been added, and this one flushed, meanwhile.
+        if self.tracks.load(Ordering::Acquire) {
+            return Ok(false);
+        }
         absorbing.released.extend(cache.take_released());
         let Some(pages) = cache.to_absorb(places, PAGES_MAX) else { return Ok(false) };
         absorbing.commit_removal(region)?;
@@ -253,7 +257,7 @@ impl Bulk {
         let units = self.units();
         let [unit] = &units[..] else { return Ok(None) };
         let before = self.last_flushed();
-        if unit.tracks.load(Ordering::Acquire) || !unit.is_open() || !self.waits(unit, ino, &before) {
+        if !unit.is_open() || !self.waits(unit, ino, &before) {
             return Ok(None);
         }
         let first = unit.first * BULK_BLOCK;
@@ -308,7 +312,9 @@ impl Bulk {
     pub fn restore_absorbed(&self, region: &Region, unflushed: Unflushed) -> Result<()> {
         for unit in self.units().iter() {
             let Ok(device) = unit.open_device() else { continue };
-            let unflushed = if unit.may_lack.load(Ordering::Acquire) { Unflushed::MayBeLost } else { unflushed };
+            let was_away = self.devices().entry(unit.number).is_some_and(|entry| entry.unsettled);
+            let may_lack = was_away || unit.may_lack.load(Ordering::Acquire);
+            let unflushed = if may_lack { Unflushed::MayBeLost } else { unflushed };
             if region.is_read_only() {
                 let overlays = unflushed == Unflushed::MayBeLost && !unit.absorbed.lock().places.is_empty();
                 unit.overlays.store(overlays, Ordering::Release);

@@ -288,8 +288,7 @@ impl Fs {
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, &recovery)?;
         fs.upkeep().load_limits()?;
         if let Some(bulk) = &fs.bulk {
-            let is_kept = continues && !bulk.devices().has_unsettled();
-            let unflushed = if is_kept { Unflushed::Kept } else { Unflushed::MayBeLost };
+            let unflushed = if continues { Unflushed::Kept } else { Unflushed::MayBeLost };
             bulk.restore_absorbed(&fs.region, unflushed)?;
         }
         let root = fs.load(crate::ROOT)?;
