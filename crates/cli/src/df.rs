@@ -188,6 +188,9 @@ fn text(report: &StoreReport) -> String {
     for cache in &report.caches {
         out += &held_writes(cache, &report.caches, "held writes  ");
     }
+    if report.absorbed_bytes > 0 {
+        out += &format!("absorbed     {} of large files, durable in memory and log\n", human(report.absorbed_bytes));
+    }
     out += &report.process_memory.as_ref().map_or(String::new(), process_memory);
     out += &format!("memory kind  {}; log to replay after a crash: {}\n", report.memory_kind, human(report.log_bytes));
     out += &format!(
@@ -227,6 +230,7 @@ mod tests {
             threshold_bytes: 1 << 20,
             forecast: Default::default(),
             log_bytes: 2048,
+            absorbed_bytes: 8192,
             compression: "auto".into(),
             spilled: Default::default(),
             packing: Default::default(),

@@ -55,6 +55,10 @@ pub struct StoreReport {
     pub forecast: Forecast,
     /// Log that recovery would replay after a crash now.
     pub log_bytes: u64,
+    /// Pages of large files that were made durable by the log, and have not been written to their
+    /// place.
+    #[serde(default)]
+    pub absorbed_bytes: u64,
     pub compression: String,
     /// Sizes of small files, raw and in memory.
     #[serde(default)]
@@ -241,6 +245,7 @@ impl StoreReport {
             threshold_bytes: fs.threshold(),
             forecast: Forecast::of(fs.upkeep().outlooks()),
             log_bytes: usage.log_bytes,
+            absorbed_bytes: fs.devices().absorbed_bytes(),
             compression: description.compress.to_string(),
             packed: Packed::of(&packing),
             spilled: SpilledFiles::of(fs),
