@@ -65,6 +65,8 @@ pub(super) struct Absorbing {
     free: Vec<u64>,
     /// Pages whose entries can be removed.
     released: BTreeSet<u64>,
+    /// An fsync would have used an area.
+    is_wanted: bool,
     /// The region had no room for an area.
     lacks_room: bool,
 }
@@ -129,6 +131,7 @@ impl Unit {
         let device = self.open_device()?;
         let Some(cache) = device.write_cache() else { return Ok(false) };
         let mut absorbing = self.absorbed.lock();
+        absorbing.is_wanted = true;
         let Some(area) = absorbing.area else { return Ok(false) };
         // Asked under the lock: a second device may have been added, and this one flushed, meanwhile.
         if self.tracks.load(Ordering::Acquire) {
@@ -265,14 +268,15 @@ impl Bulk {
         Ok(unit.absorb(region, &own)?.then(|| FlushedPlaces::on_device(before, unit.number)))
     }
 
-    /// Makes room in the region for absorbed pages, if the store has one device that holds writes
-    /// back. Without room, an fsync flushes.
+    /// Makes room in the region for absorbed pages, if an fsync would have used it and the store has
+    /// one device that holds writes back. Without room, an fsync flushes. Adding the feature to an
+    /// older store takes a checkpoint, so this is for callers that nobody waits for.
     pub fn provide_area(&self, region: &Region) -> Result<()> {
         let units = self.units();
         let [unit] = &units[..] else { return Ok(()) };
         let is_wanted = {
             let absorbing = unit.absorbed.lock();
-            absorbing.area.is_none() && !absorbing.lacks_room
+            absorbing.is_wanted && absorbing.area.is_none() && !absorbing.lacks_room
         };
         if !is_wanted || unit.held_ns().is_none() || unit.tracks.load(Ordering::Acquire) {
             return Ok(());
@@ -282,6 +286,11 @@ impl Bulk {
             outcome => outcome?,
         }
         Ok(())
+    }
+
+    /// Does the same where that takes no checkpoint.
+    pub fn provide_area_at_once(&self, region: &Region) -> Result<()> {
+        if region.has_feature(FEATURE_ABSORBED) { self.provide_area(region) } else { Ok(()) }
     }
 
     fn make_area(&self, region: &Region, unit: &Unit) -> Result<()> {

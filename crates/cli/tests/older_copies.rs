@@ -8,13 +8,13 @@ use std::os::unix::fs::FileExt;
 
 use crate::damaged_media::Scene;
 use shoal_format::superblock::{
-    FEATURE_BLOCK_SUMS, FEATURE_BUCKETS, FEATURE_DEVICES, FEATURE_DICTIONARIES, FEATURE_INCARNATION, FEATURE_PACKED,
-    FEATURE_SUMS, Superblock,
+    FEATURE_ABSORBED, FEATURE_BLOCK_SUMS, FEATURE_BUCKETS, FEATURE_DEVICES, FEATURE_DICTIONARIES, FEATURE_INCARNATION,
+    FEATURE_PACKED, FEATURE_SUMS, Superblock,
 };
 use shoal_format::{PAGE, checksum};
 
 /// Features of a store that keeps checksums of its bulk storage.
-const OF_BULK: u64 = FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
+const OF_BULK: u64 = FEATURE_DEVICES | FEATURE_BLOCK_SUMS | FEATURE_ABSORBED;
 
 const FILES: [&str; 3] = ["store/image.0", "store/image.1", "region"];
 

@@ -48,8 +48,9 @@ pub const FEATURE_THRESHOLDS: u64 = 256;
 /// Incompatible feature: the list of bulk devices may name tables of checksums. A store gets it
 /// before its first table, in the same way as [`FEATURE_PACKED`].
 pub const FEATURE_BLOCK_SUMS: u64 = 512;
-/// Incompatible feature: the list of bulk devices may name areas of absorbed pages. A store gets it
-/// before its first area, in the same way as [`FEATURE_PACKED`].
+/// Incompatible feature: the list of bulk devices may name areas of absorbed pages. New stores with
+/// bulk storage have it. An older store gets it before its first area, in the same way as
+/// [`FEATURE_PACKED`].
 pub const FEATURE_ABSORBED: u64 = 1024;
 /// Incompatible features this crate understands.
 pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
@@ -164,6 +165,7 @@ impl Superblock {
                 | FEATURE_PACKED
                 | FEATURE_DICTIONARIES
                 | FEATURE_BUCKETS
+                | if geometry.bulk_blocks > 0 { FEATURE_ABSORBED } else { 0 }
                 | if geometry.memory_kind.has_incarnations() { FEATURE_INCARNATION } else { 0 },
             uuid: geometry.uuid,
             region_bytes,

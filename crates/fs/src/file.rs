@@ -613,7 +613,7 @@ impl<'a> Data<'a> {
             Ok(flushed) => {
                 let outcomes = inos.iter().map(|&ino| finish(ino, &flushed)).collect();
                 // For the next time. A failure of the region reaches the next caller.
-                let _ = self.fs.bulk().and_then(|bulk| Ok(bulk.provide_area(&self.fs.region)?));
+                let _ = self.fs.bulk().and_then(|bulk| Ok(bulk.provide_area_at_once(&self.fs.region)?));
                 outcomes
             }
             Err(error) => vec![Err(error); inos.len()],

@@ -647,6 +647,7 @@ impl<'a> Upkeep<'a> {
         if self.fs.data().settle_aged(number, aged)? {
             self.fs.pace.lock().settled = self.fs.region.last_lsn();
         }
+        bulk.provide_area(&self.fs.region)?;
         bulk.clean_absorbed(&self.fs.region, number)?;
         Ok(())
     }
