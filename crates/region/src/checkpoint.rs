@@ -262,7 +262,9 @@ impl Region {
         let _alloc = self.alloc.lock();
         let rests = self.memory.rest_on(current, state.copied_bytes)?;
         if rests {
-            state.mapped = Some(current);
+            // As after a mount: pages that memory takes from this image may decay there, and must keep
+            // their sums when they are copied.
+            (state.mapped, state.written[current]) = (Some(current), false);
         }
         Ok(rests)
     }
