@@ -316,6 +316,23 @@ impl Bulk {
         Ok(())
     }
 
+    /// Frees the areas that hold no page, at the end of a store's life: at rest it needs none.
+    pub fn free_areas(&self, region: &Region) -> Result<()> {
+        for unit in self.units().iter() {
+            let mut list = self.list.lock();
+            let mut absorbing = unit.absorbed.lock();
+            let Some(area) = absorbing.area.filter(|_| absorbing.places.is_empty()) else { continue };
+            let mut entries = list.entries.clone();
+            entries.iter_mut().filter(|entry| entry.number == unit.number).for_each(|entry| entry.absorbed = None);
+            let mut tx = region.begin_reclaim();
+            tx.free(area.piece)?;
+            write_list(&mut tx, &entries)?;
+            tx.commit()?;
+            (list.entries, *absorbing) = (entries, Absorbing::default());
+        }
+        Ok(())
+    }
+
     /// Puts absorbed pages back on all devices that are there, before anything is read from them. A
     /// store opened read-only leaves them where they are.
     pub fn restore_absorbed(&self, region: &Region, unflushed: Unflushed) -> Result<()> {

@@ -420,8 +420,7 @@ impl Fs {
         self.upkeep().close_all_sums()?;
         if let Some(bulk) = &self.bulk {
             bulk.reclaim(&self.region)?;
-        }
-        if let Some(bulk) = &self.bulk {
+            bulk.free_areas(&self.region)?;
             bulk.devices().note_unsettled(&self.region)?;
         }
         let mut tx = self.region.begin_reclaim();
