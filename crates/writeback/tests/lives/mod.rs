@@ -330,7 +330,10 @@ impl World {
     }
 
     fn settle(&mut self) -> std::result::Result<(), String> {
-        if !self.memory.is_cut() {
+        // The owner tells nobody of a flush before it has removed what that released. Where the
+        // process ended between the two, nobody was told.
+        let is_told = !self.memory.is_cut();
+        if is_told {
             self.release();
         }
         let answers = std::mem::take(&mut *self.answers.lock());
@@ -356,7 +359,7 @@ impl World {
                     self.disk.0.lock().has_failed = false;
                     self.forget(range);
                 }
-                (Request::Flush, Ok(_)) => self.promise(&then, 0..BLOCKS as usize),
+                (Request::Flush, Ok(_)) if is_told => self.promise(&then, 0..BLOCKS as usize),
                 _ => {}
             }
         }
