@@ -58,9 +58,7 @@ impl Absorbed {
 
     fn put(&mut self, block: u64, kept: Kept) {
         self.blocks.insert(block, kept);
-        if !is_planted(Bug::ReleasedTwice) {
-            self.released.remove(&block);
-        }
+        self.released.remove(&block);
     }
 
     /// Notes versions of blocks that the device got by change `change`.

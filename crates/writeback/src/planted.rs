@@ -36,8 +36,6 @@ shoal_media::plantable! {
         /// What left without being absorbed, and without a flush behind it, does not keep later
         /// contents from being absorbed.
         AbsorbsAfterWrite,
-        /// A block that was absorbed anew is released with its earlier version.
-        ReleasedTwice,
         /// A block is released when the device has a version older than the absorbed one.
         ReleasedByOlder,
         /// A flush releases absorbed blocks that are still held.
