@@ -13,6 +13,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use shoal_media::{MediaError, PersistentMemory, Result};
@@ -27,19 +28,14 @@ pub struct PrivateMap {
     map: Map,
     /// The files of both images, to rest on.
     images: Option<[File; 2]>,
-    /// Locked while pages are copied.
-    attached: Mutex<Attached>,
+    /// Bytes at the start that were mapped from an image file. Changes only under the lock of
+    /// `detached_bytes`.
+    image_bytes: AtomicU64,
+    /// The part of the image bytes that no longer depends on the file (bytes). Locked while pages
+    /// are copied.
+    detached_bytes: Mutex<u64>,
     /// Numbers of the areas in which pages were dropped.
     thinned: Mutex<HashSet<u64>>,
-}
-
-/// What comes from an image file.
-#[derive(Clone, Copy)]
-struct Attached {
-    /// Bytes at the start of the region that were mapped from the file.
-    image_bytes: u64,
-    /// The part of these that no longer depends on the file.
-    detached_bytes: u64,
 }
 
 /// Unit in which huge pages are refused after pages were dropped (bytes). The kernel would
@@ -65,8 +61,14 @@ impl PrivateMap {
         }
         map.prefer_huge_pages(image_bytes);
         let _noted = RegionNoted::new(map.addresses());
-        let attached = Mutex::new(Attached { image_bytes, detached_bytes: 0 });
-        Ok(PrivateMap { map, _noted, images: None, attached, thinned: Mutex::default() })
+        Ok(PrivateMap {
+            map,
+            _noted,
+            images: None,
+            image_bytes: image_bytes.into(),
+            detached_bytes: Mutex::new(0),
+            thinned: Mutex::default(),
+        })
     }
 
     /// Lets the memory rest on these images.
@@ -77,8 +79,8 @@ impl PrivateMap {
 
     /// Returns the bytes at the start of the region that still depend on the image file.
     pub fn attached_bytes(&self) -> u64 {
-        let attached = self.attached.lock();
-        attached.image_bytes - attached.detached_bytes
+        let detached = self.detached_bytes.lock();
+        self.image_bytes.load(Ordering::Acquire) - *detached
     }
 }
 
@@ -110,8 +112,8 @@ impl PersistentMemory for PrivateMap {
     /// Refuses only pages behind the image; pages over the image are needed in any case. Reserves
     /// nothing: a page gets its memory when it is stored to.
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
-        let image_bytes = self.attached.lock().image_bytes;
-        let more = (at + len).saturating_sub(at.max(image_bytes));
+        // Without the lock: a store that needs a new segment must not wait for pages to be copied.
+        let more = (at + len).saturating_sub(at.max(self.image_bytes.load(Ordering::Acquire)));
         if more > 0 && !take_memory_soon(more) {
             return Err(MediaError::NoSpace { what: "memory of this process".into() });
         }
@@ -119,11 +121,11 @@ impl PersistentMemory for PrivateMap {
     }
 
     fn detach(&self, bytes: u64) {
-        let mut attached = self.attached.lock();
-        let end = bytes.next_multiple_of(crate::PAGE_BYTES).min(attached.image_bytes);
-        if attached.detached_bytes < end {
-            self.map.populate_for_write(attached.detached_bytes, end - attached.detached_bytes);
-            attached.detached_bytes = end;
+        let mut detached = self.detached_bytes.lock();
+        let end = bytes.next_multiple_of(crate::PAGE_BYTES).min(self.image_bytes.load(Ordering::Acquire));
+        if *detached < end {
+            self.map.populate_for_write(*detached, end - *detached);
+            *detached = end;
         }
     }
 
@@ -133,13 +135,15 @@ impl PersistentMemory for PrivateMap {
         if image.metadata().map_err(failed)?.len() < bytes {
             return Ok(false);
         }
-        let mut attached = self.attached.lock();
+        let mut detached = self.detached_bytes.lock();
         // What lies behind the image now, but came from one before, stays mapped from that one.
-        if bytes < attached.image_bytes - attached.detached_bytes {
+        let before = self.image_bytes.load(Ordering::Acquire);
+        if *detached < before && bytes < before {
             return Ok(false);
         }
         self.map.overlay_private(image, bytes).map_err(failed)?;
-        *attached = Attached { image_bytes: bytes, detached_bytes: 0 };
+        self.image_bytes.store(bytes, Ordering::Release);
+        *detached = 0;
         Ok(true)
     }
 
