@@ -34,7 +34,7 @@ use shoal_format::superblock::FEATURE_ABSORBED;
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_media::BlockDevice;
 use shoal_media::block::CACHE_PAGE;
-use shoal_region::{Region, Tx, View};
+use shoal_region::{Region, View};
 
 use super::devices::write_list;
 use super::ranges::FlushedPlaces;
@@ -56,7 +56,7 @@ pub enum Unflushed {
     MayBeLost,
 }
 
-/// What the region holds of a device.
+/// The absorbed pages of a device.
 #[derive(Default)]
 pub(super) struct Absorbing {
     area: Option<AbsorbedArea>,
@@ -87,32 +87,20 @@ impl Absorbing {
         Ok(absorbing)
     }
 
-    /// Removes in `tx` the entries of pages that were released. [`Absorbing::removed`] must follow
-    /// the commit.
-    fn remove(&self, tx: &mut Tx<'_>) -> Result<()> {
-        let Some(area) = self.area else { return Ok(()) };
-        for place in self.released.iter().filter_map(|page| self.places.get(page)) {
-            tx.zero(area.entry_at(*place), 8)?;
+    /// Removes the entries of released pages in a transaction of its own.
+    fn commit_removal(&mut self, region: &Region) -> Result<()> {
+        let mut tx = region.begin_reclaim();
+        if let Some(area) = self.area {
+            for place in self.released.iter().filter_map(|page| self.places.get(page)) {
+                tx.zero(area.entry_at(*place), 8)?;
+            }
         }
-        Ok(())
-    }
-
-    fn removed(&mut self) {
+        if tx.payload_bytes() > 0 {
+            tx.commit()?;
+        }
         for page in std::mem::take(&mut self.released) {
             self.free.extend(self.places.remove(&page));
         }
-    }
-
-    /// Removes the entries of released pages in a transaction of its own.
-    fn commit_removal(&mut self, region: &Region) -> Result<()> {
-        if !self.released.iter().any(|page| self.places.contains_key(page)) {
-            self.released.clear();
-            return Ok(());
-        }
-        let mut tx = region.begin_reclaim();
-        self.remove(&mut tx)?;
-        tx.commit()?;
-        self.removed();
         Ok(())
     }
 
@@ -212,7 +200,7 @@ impl Unit {
         }
         pages.sort_unstable();
         for &(page, place) in &pages {
-            // What the cache has held all the time is the absorbed version, or newer.
+            // A page that the cache has held all the time has the absorbed version or a newer one.
             let is_held = device.held_in(page * PAGE, PAGE) == PAGE && !is_planted(Bug::RestoredOverHeld);
             if !is_held && (unflushed == Unflushed::MayBeLost || is_planted(Bug::RestoredAlways)) {
                 let bytes = absorbing.read(region, place)?;
@@ -378,5 +366,5 @@ impl Bulk {
     }
 }
 
-/// What the region holds of a device; [`Unit`] keeps it.
+/// The absorbed pages as a [`Unit`] has them.
 pub(super) type Absorbed = Mutex<Absorbing>;

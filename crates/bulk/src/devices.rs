@@ -633,7 +633,7 @@ impl Devices<'_> {
             Ok(opened)
         });
         let (device, place) = opened.map_err(lost)?;
-        // What the region still holds of the device was absorbed in an earlier life.
+        // Pages that are still absorbed here come from an earlier life of the store.
         unit.restore_absorbed(region, &*device, Unflushed::MayBeLost).map_err(|error| lost(error.to_string()))?;
         let mut list = self.list.lock();
         // As at an opening: earlier copies of the device become outdated.

@@ -30,7 +30,7 @@ pub struct FlushedPlaces {
 }
 
 impl FlushedPlaces {
-    /// What was absorbed of a file on one device counts as flushed there.
+    /// Counts the writes to one device as flushed, because a record has their pages.
     pub(super) fn on_device(before: Flushed, number: u32) -> FlushedPlaces {
         let mut devices = [false; BULK_DEVICES_MAX];
         devices[number as usize] = true;

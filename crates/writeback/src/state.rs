@@ -208,7 +208,7 @@ impl State {
             writes_bytes: 0,
             changes: 1,
             flushed: 0,
-            // What an earlier process wrote.
+            // An earlier process may have written anything.
             unknown: 1,
             uncovered: HashMap::new(),
             found,

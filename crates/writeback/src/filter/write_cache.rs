@@ -1,5 +1,4 @@
-//! What the filter answers as a write cache: what it holds, flushes of ranges, and what its owner
-//! absorbs.
+//! The filter as a write cache: its held blocks, flushes of ranges, and absorption by its owner.
 //!
 //! Left out: the rules behind the answers (`state`, `absorbed`), and ordinary requests (`filter`).
 
