@@ -191,6 +191,10 @@ impl PersistentMemory for CacheFile {
         }
     }
 
+    fn write_to(&self, pieces: &[(u64, u64)], file: &File, at: u64) -> Option<io::Result<()>> {
+        Some(calls::write_map_at(file, &self.map, pieces, at))
+    }
+
     fn read_u64(&self, at: u64) -> u64 {
         self.map.read_u64(at)
     }

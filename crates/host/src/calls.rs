@@ -16,6 +16,8 @@ use std::path::Path;
 
 use rustix::fs::FallocateFlags;
 
+use crate::map::Map;
+
 #[cfg(feature = "recorded")]
 use crate::recorder::{self, Event, FileId, Synced};
 
@@ -23,6 +25,22 @@ pub fn write_all_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
     file.write_all_at(bytes, at)?;
     #[cfg(feature = "recorded")]
     recorder::note(|| Event::Written { file: FileId::of(file), at, bytes: bytes.to_vec(), mapped: false });
+    Ok(())
+}
+
+/// Writes pieces of a map, one after the other.
+pub(crate) fn write_map_at(file: &File, map: &Map, pieces: &[(u64, u64)], at: u64) -> io::Result<()> {
+    map.write_to(pieces, file, at)?;
+    #[cfg(feature = "recorded")]
+    recorder::note(|| {
+        let mut bytes = Vec::new();
+        for &(from, len) in pieces {
+            let before = bytes.len();
+            bytes.resize(before + len as usize, 0);
+            map.read(from, &mut bytes[before..]);
+        }
+        Event::Written { file: FileId::of(file), at, bytes, mapped: false }
+    });
     Ok(())
 }
 

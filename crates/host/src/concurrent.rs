@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result, WriteCache};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, Lent, Request, Result, WriteCache};
 
 use crate::scheduling;
 
@@ -28,9 +28,15 @@ const SHORT_NS: u64 = 20_000;
 /// Usual depth of a connection's queue.
 const THREADS_MAX: usize = 32;
 
+/// What a device is to do.
+enum Work {
+    Request(Request, Completion),
+    WriteLent(u64, Lent, Completion),
+}
+
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<(Request, Completion)>,
+    waiting: VecDeque<Work>,
     /// Threads that wait for a request.
     idle: usize,
     threads: Vec<JoinHandle<()>>,
@@ -47,9 +53,12 @@ struct Shared {
 }
 
 impl Shared {
-    fn carry_out(&self, request: Request, done: Completion) {
+    fn carry_out(&self, work: Work) {
         let begun = Instant::now();
-        self.device.submit(request, done);
+        match work {
+            Work::Request(request, done) => self.device.submit(request, done),
+            Work::WriteLent(at, lent, done) => self.device.submit_lent(at, lent, done),
+        }
         let took = begun.elapsed().as_nanos() as u64;
         let usual = self.usual_ns.load(Ordering::Relaxed);
         // One of two concurrent updates may be lost, which an average tolerates.
@@ -59,9 +68,9 @@ impl Shared {
     fn work(&self) {
         let mut queue = self.queue.lock();
         loop {
-            if let Some((request, done)) = queue.waiting.pop_front() {
+            if let Some(work) = queue.waiting.pop_front() {
                 drop(queue);
-                self.carry_out(request, done);
+                self.carry_out(work);
                 queue = self.queue.lock();
             } else if queue.stopped {
                 return;
@@ -96,18 +105,10 @@ impl Concurrent {
     }
 }
 
-impl BlockDevice for Concurrent {
-    fn write_cache(&self) -> Option<&dyn WriteCache> {
-        self.shared.device.write_cache()
-    }
-
-    fn geometry(&self) -> BlockGeometry {
-        self.shared.device.geometry()
-    }
-
-    fn submit(&self, request: Request, done: Completion) {
+impl Concurrent {
+    fn hand_over(&self, work: Work) {
         if self.shared.usual_ns.load(Ordering::Relaxed) < self.shared.slow_ns {
-            return self.shared.carry_out(request, done);
+            return self.shared.carry_out(work);
         }
         let mut queue = self.shared.queue.lock();
         if queue.idle <= queue.waiting.len() && queue.threads.len() < THREADS_MAX {
@@ -122,11 +123,33 @@ impl BlockDevice for Concurrent {
         }
         if queue.threads.is_empty() {
             drop(queue);
-            return self.shared.carry_out(request, done);
+            return self.shared.carry_out(work);
         }
-        queue.waiting.push_back((request, done));
+        queue.waiting.push_back(work);
         drop(queue);
         self.shared.changed.notify_one();
+    }
+}
+
+impl BlockDevice for Concurrent {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        self.shared.device.write_cache()
+    }
+
+    fn geometry(&self) -> BlockGeometry {
+        self.shared.device.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.hand_over(Work::Request(request, done));
+    }
+
+    fn takes_lent(&self) -> bool {
+        self.shared.device.takes_lent()
+    }
+
+    fn submit_lent(&self, at: u64, lent: Lent, done: Completion) {
+        self.hand_over(Work::WriteLent(at, lent, done));
     }
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {

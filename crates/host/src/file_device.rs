@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, Result, WriteCache};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, Lent, MediaError, Poison, Request, Result, WriteCache};
 
 use crate::planted::{Bug, is_planted};
 use crate::starter::refuse_beyond_limit;
@@ -70,6 +70,11 @@ fn with_aligned<T>(len: usize, work: impl FnOnce(&mut [u8]) -> io::Result<T>) ->
         return work(Aligned::new(len).bytes(len));
     }
     BUFFER.with_borrow_mut(|buffer| work(buffer.bytes(len)))
+}
+
+/// Returns whether bytes begin where those of requests past the page cache must.
+fn is_aligned(bytes: &[u8]) -> bool {
+    bytes.as_ptr().addr().is_multiple_of(PAGE)
 }
 
 pub struct FileDevice {
@@ -268,6 +273,29 @@ impl FileDevice {
         Ok(())
     }
 
+    /// Returns whether a write past the page cache has failed only because this file system has no direct I/O, or
+    /// needs other alignments.
+    fn is_refused<T>(written: &io::Result<T>) -> bool {
+        written.as_ref().is_err_and(|error| error.raw_os_error() == Some(Errno::INVAL.raw_os_error()))
+    }
+
+    /// Writes lent bytes from where they are. `None` if their memory cannot do that.
+    fn write_lent(&self, at: u64, lent: &Lent) -> Option<Result<()>> {
+        let len = lent.len();
+        if let Err(error) = self.refuse_poisoned().and_then(|()| self.check_range(at, len)) {
+            return Some(Err(error));
+        }
+        let is_aligned = lent.pieces.iter().all(|&(from, len)| (from | len).is_multiple_of(PAGE as u64));
+        if let Some(direct) = self.direct(at, len as usize).filter(|_| is_aligned) {
+            let written = lent.memory.write_to(&lent.pieces, direct, at)?;
+            if !FileDevice::is_refused(&written) {
+                return Some(written.map_err(|error| self.io_error(error)));
+            }
+        }
+        let written = lent.memory.write_to(&lent.pieces, &self.file, at)?;
+        Some(written.map_err(|error| self.io_error(error)))
+    }
+
     fn carry_out(&self, request: Request) -> Result<Vec<u8>> {
         let flush_if = |fua: bool| if fua { self.flush() } else { Ok(()) };
         match request {
@@ -304,6 +332,22 @@ impl BlockDevice for FileDevice {
         done(self.carry_out(request));
     }
 
+    fn takes_lent(&self) -> bool {
+        true
+    }
+
+    fn submit_lent(&self, at: u64, lent: Lent, done: Completion) {
+        done(
+            self.write_lent(at, &lent)
+                .unwrap_or_else(|| {
+                    let mut bytes = Vec::new();
+                    lent.copy_to(&mut bytes);
+                    self.write_from(at, &bytes)
+                })
+                .map(|()| vec![]),
+        );
+    }
+
     fn reserve(&self, at: u64, len: u64) -> Result<()> {
         self.check_range(at, len)?;
         let missing: Vec<u64> = self
@@ -327,11 +371,14 @@ impl BlockDevice for FileDevice {
     fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
         self.check_range(at, out.len() as u64)?;
         if let Some(direct) = self.direct(at, out.len()) {
-            let read = with_aligned(out.len(), |buffer| {
-                direct.read_exact_at(buffer, at)?;
-                out.copy_from_slice(buffer);
-                Ok(())
-            });
+            let read = match is_aligned(out) {
+                true => direct.read_exact_at(out, at),
+                false => with_aligned(out.len(), |buffer| {
+                    direct.read_exact_at(buffer, at)?;
+                    out.copy_from_slice(buffer);
+                    Ok(())
+                }),
+            };
             if read.is_ok() {
                 return Ok(());
             }
@@ -343,15 +390,15 @@ impl BlockDevice for FileDevice {
         self.refuse_poisoned()?;
         self.check_range(at, bytes.len() as u64)?;
         if let Some(direct) = self.direct(at, bytes.len()) {
-            let written = with_aligned(bytes.len(), |buffer| {
-                buffer.copy_from_slice(bytes);
-                calls::write_all_at(direct, buffer, at)
-            });
-            match written {
-                // Not a failure of the medium: this file system needs other alignments, or has no
-                // direct I/O.
-                Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
-                written => return written.map_err(|e| self.io_error(e)),
+            let written = match is_aligned(bytes) {
+                true => calls::write_all_at(direct, bytes, at),
+                false => with_aligned(bytes.len(), |buffer| {
+                    buffer.copy_from_slice(bytes);
+                    calls::write_all_at(direct, buffer, at)
+                }),
+            };
+            if !FileDevice::is_refused(&written) {
+                return written.map_err(|error| self.io_error(error));
             }
         }
         calls::write_all_at(&self.file, bytes, at).map_err(|e| self.io_error(e))
@@ -362,9 +409,40 @@ impl BlockDevice for FileDevice {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use shoal_media::PersistentMemory;
+
     use super::*;
 
     const BYTES: u64 = 1 << 20;
+
+    /// Pages that lie apart in their memory are more pieces than one system call takes.
+    #[test]
+    fn lent_pieces_are_written_in_order_past_the_page_cache_and_through_it() {
+        const PAGES: u64 = 2500;
+        let shared = tempfile::tempdir_in("/dev/shm").unwrap();
+        let memory = crate::CacheFile::create(&shared.path().join("cache"), 2 * PAGES * PAGE as u64).unwrap();
+        memory.reserve(0, memory.len()).unwrap();
+        for page in 0..2 * PAGES {
+            memory.write_u64(page * PAGE as u64 + 8, page);
+        }
+        let memory = Arc::new(memory);
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        for (number, bypasses, skip) in [(0, true, 0), (1, false, 0), (2, true, 512)] {
+            let device = FileDevice::create(&dir.path().join(number.to_string()), 16 << 20).unwrap();
+            assert!(!bypasses || device.bypass_cache());
+            // Every second page, the last first; or, not aligned for direct I/O, from within a page on.
+            let pieces = (0..PAGES).rev().map(|page| (2 * page * PAGE as u64 + skip, PAGE as u64 - skip)).collect();
+            let lent = || Lent { memory: memory.clone(), pieces: Vec::clone(&pieces) };
+            let (mut expected, mut found) = (Vec::new(), vec![0; lent().len() as usize]);
+            lent().copy_to(&mut expected);
+            assert!(device.takes_lent());
+            device.submit_lent(4096, lent(), Box::new(|result| assert!(result.unwrap().is_empty())));
+            shoal_media::read(&device, 4096, &mut found).unwrap();
+            assert!(found == expected, "device {number}");
+            let beyond = |result: Result<Vec<u8>>| assert!(matches!(result, Err(MediaError::OutOfRange { .. })));
+            device.submit_lent(8 << 20, lent(), Box::new(beyond));
+        }
+    }
 
     fn device() -> (tempfile::TempDir, FileDevice) {
         let dir = tempfile::tempdir().unwrap();

@@ -12,6 +12,7 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -23,6 +24,9 @@ use crate::recorder::{self, Event, FileId};
 
 /// Bytes that one `madvise` call populates. Bounds how long the address space is locked.
 const POPULATE_SLICE_BYTES: usize = 16 << 20;
+
+/// Most pieces that one call writes: the kernel's limit (`UIO_MAXIOV`).
+const VECTORS_MAX: usize = 1024;
 
 pub(crate) struct Map {
     base: *mut u8,
@@ -178,6 +182,42 @@ impl Map {
             }
         }
         found
+    }
+
+    /// Writes pieces of the map (start and length) to a file, one after the other from byte `at` on. Nobody stores to
+    /// them meanwhile.
+    pub fn write_to(&self, pieces: &[(u64, u64)], file: &File, at: u64) -> io::Result<()> {
+        let vector = |&(from, len): &(u64, u64)| {
+            let iov_len = usize::try_from(len).expect("a range within a map fits the address space");
+            libc::iovec { iov_base: self.at(from, iov_len).cast(), iov_len }
+        };
+        let mut vectors: Vec<libc::iovec> = pieces.iter().map(vector).collect();
+        let (mut first, mut at) = (0, at);
+        while first < vectors.len() {
+            let these = &vectors[first..vectors.len().min(first + VECTORS_MAX)];
+            // SAFETY: each vector lies within this map, which outlives the call, and the kernel only reads from it.
+            let written =
+                unsafe { libc::pwritev(file.as_raw_fd(), these.as_ptr(), these.len() as i32, at.cast_signed()) };
+            let mut written = match usize::try_from(written) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => written,
+                Err(_) => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => continue,
+                    error => return Err(error),
+                },
+            };
+            at += written as u64;
+            while first < vectors.len() && written >= vectors[first].iov_len {
+                written -= vectors[first].iov_len;
+                first += 1;
+            }
+            if written > 0 {
+                let rest = &mut vectors[first];
+                rest.iov_base = rest.iov_base.wrapping_byte_add(written);
+                rest.iov_len -= written;
+            }
+        }
+        Ok(())
     }
 
     /// Writes dirty pages to the file and waits.

@@ -5,9 +5,9 @@
 //! trait. Left out: queues and retries (each device's own).
 
 use std::cell::Cell;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
-use crate::{MediaError, Result};
+use crate::{MediaError, PersistentMemory, Result};
 
 /// Properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,34 @@ impl Request {
     }
 }
 
+/// Bytes to be written that stay where they are: pieces of a memory, start and length, one after the other. Nobody
+/// stores to them before the write has completed.
+pub struct Lent {
+    pub memory: Arc<dyn PersistentMemory>,
+    pub pieces: Vec<(u64, u64)>,
+}
+
+impl Lent {
+    pub fn len(&self) -> u64 {
+        self.pieces.iter().map(|&(_, len)| len).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the bytes into a buffer, whose contents they replace.
+    pub fn copy_to(&self, buffer: &mut Vec<u8>) {
+        buffer.resize(self.len() as usize, 0);
+        let mut rest = &mut buffer[..];
+        for &(at, len) in &self.pieces {
+            let (part, behind) = rest.split_at_mut(len as usize);
+            self.memory.read(at, part);
+            rest = behind;
+        }
+    }
+}
+
 /// Called exactly once, from any thread, with the request's buffer (empty for requests without one).
 pub type Completion = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 
@@ -67,6 +95,18 @@ pub trait BlockDevice: Send + Sync {
     fn geometry(&self) -> BlockGeometry;
 
     fn submit(&self, request: Request, done: Completion);
+
+    /// Returns true if [`BlockDevice::submit_lent`] needs no copy of the bytes.
+    fn takes_lent(&self) -> bool {
+        false
+    }
+
+    /// Writes bytes that their owner keeps until the completion, which gets an empty buffer.
+    fn submit_lent(&self, at: u64, lent: Lent, done: Completion) {
+        let mut buffer = Vec::new();
+        lent.copy_to(&mut buffer);
+        self.submit(Request::Write { at, buffer, fua: false }, Box::new(|result| done(result.map(|_| vec![]))));
+    }
 
     /// Returns the cache that holds completed writes back, if there is one in this device or in a
     /// device below it. There is no default, so that a device in front of another one cannot forget

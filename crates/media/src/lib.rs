@@ -17,7 +17,9 @@ mod poison;
 
 use std::sync::Arc;
 
-pub use block::{BlockDevice, BlockGeometry, Completion, Request, WriteCache, flush, read, trim, write, write_zeroes};
+pub use block::{
+    BlockDevice, BlockGeometry, Completion, Lent, Request, WriteCache, flush, read, trim, write, write_zeroes,
+};
 pub use head::Head;
 pub use image::{BlankImage, ImageFile};
 pub use log::LogDevice;

@@ -4,6 +4,9 @@
 //! promise, and what a crash leaves. Left out: which thread may access which bytes when (the
 //! region's and the file system's locks).
 
+use std::fs::File;
+use std::io;
+
 use crate::Result;
 
 /// A region's memory. Offsets are bytes from its start; an access outside it is a bug and panics.
@@ -90,6 +93,13 @@ pub trait PersistentMemory: Send + Sync {
     /// multiples of the page size.
     fn discard(&self, at: u64, len: u64) {
         let _ = (at, len);
+    }
+
+    /// Writes pieces of this memory (start and length) to a file, one after the other from byte `at` on, without a
+    /// copy in this process. Nobody stores to the pieces meanwhile. `None`: this memory cannot, and nothing was written.
+    fn write_to(&self, pieces: &[(u64, u64)], file: &File, at: u64) -> Option<io::Result<()>> {
+        let _ = (pieces, file, at);
+        None
     }
 
     fn read_u64(&self, at: u64) -> u64 {

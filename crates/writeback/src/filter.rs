@@ -711,21 +711,32 @@ impl Inner {
     }
 
     fn write_run(self: &Arc<Inner>, run: Run) {
-        let mut buffer = self.take_buffer();
-        buffer.resize(run.blocks.len() * BLOCK, 0);
-        for (held, out) in run.blocks.iter().zip(buffer.chunks_exact_mut(BLOCK)) {
-            self.slots.read(held.slot, out);
+        let (inner, at) = (self.clone(), run.first * CACHE_SLOT);
+        let lent = self.slots.lend(run.slots());
+        self.count_write(lent.len());
+        if self.below.takes_lent() {
+            if is_planted(Bug::LentReused) {
+                self.state.lock().slots.copied(run.slots());
+            }
+            let written = move |result: Result<Vec<u8>>| {
+                let mut state = inner.state.lock();
+                state.slots.copied(run.slots());
+                inner.run_ended(state, &run, result.map(drop));
+            };
+            return self.below.submit_lent(at, lent, Box::new(written));
         }
-        self.state.lock().slots.copied(run.blocks.iter().map(|held| held.slot));
-        self.count_write(buffer.len() as u64);
-        let inner = self.clone();
-        let at = run.first * CACHE_SLOT;
+        let mut buffer = self.take_buffer();
+        lent.copy_to(&mut buffer);
+        self.state.lock().slots.copied(run.slots());
         let written = move |result: Result<Vec<u8>>| {
             let result = result.map(|buffer| inner.keep_buffer(buffer));
-            let mut state = inner.state.lock();
-            state.written(&run, result, inner.now_ns());
-            inner.go_on(state);
+            inner.run_ended(inner.state.lock(), &run, result);
         };
         self.below.submit(Request::Write { at, buffer, fua: false }, Box::new(written));
+    }
+
+    fn run_ended(self: &Arc<Inner>, mut state: MutexGuard<'_, State>, run: &Run, result: Result<()>) {
+        state.written(run, result, self.now_ns());
+        self.go_on(state);
     }
 }

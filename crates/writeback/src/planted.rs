@@ -13,6 +13,8 @@ shoal_media::plantable! {
         OldGoesFirst,
         /// A slot is free again when its write begins, not when it has ended.
         FreeBeforeWritten,
+        /// A slot whose bytes are lent to a write may be used again before the write has ended.
+        LentReused,
         /// A group's word is stored although its index was not zeroed.
         StaleGroup,
         /// Blocks held for another life of the store are adopted.

@@ -23,7 +23,7 @@ use shoal_format::cache::{
     CacheHeader, cache_bytes, decode_group_word, entry_at, first_group_at, group_at, group_word, group_word_at,
     slot_at,
 };
-use shoal_media::{MediaError, PersistentMemory, Result};
+use shoal_media::{Lent, MediaError, PersistentMemory, Result};
 use zerocopy::IntoBytes;
 
 use crate::planted::{Bug, is_planted};
@@ -503,7 +503,7 @@ impl Slots {
         }
     }
 
-    /// Marks a slot whose bytes are copied without the lock, until [`Slots::copied`].
+    /// Marks a slot whose bytes are copied or written without the lock, until [`Slots::copied`].
     pub fn copying(&mut self, slot: u64) {
         self.copying.insert(slot);
     }
@@ -563,6 +563,19 @@ impl SlotBytes {
         let len = PIECE_BYTES.min(CACHE_GROUP - done);
         self.memory.discard(group_at(self.groups, group) + done, len);
         Some(done + len).filter(|&done| done < CACHE_GROUP)
+    }
+
+    /// Lends the bytes of slots, which stay as they are until [`Slots::copied`].
+    pub fn lend(&self, slots: impl Iterator<Item = u64>) -> Lent {
+        let mut pieces: Vec<(u64, u64)> = Vec::new();
+        for slot in slots {
+            let at = slot_at(self.groups, slot);
+            match pieces.last_mut().filter(|(from, len)| from + len == at) {
+                Some((_, len)) => *len += CACHE_SLOT,
+                None => pieces.push((at, CACHE_SLOT)),
+            }
+        }
+        Lent { memory: self.memory.clone(), pieces }
     }
 
     pub fn read(&self, slot: u64, out: &mut [u8]) {

@@ -115,6 +115,10 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    pub fn slots(&self) -> impl Iterator<Item = u64> {
+        self.blocks.iter().map(|held| held.slot)
+    }
+
     fn lines(&self) -> std::ops::Range<u64> {
         self.first / LINE_BLOCKS..(self.first + self.blocks.len() as u64).div_ceil(LINE_BLOCKS)
     }

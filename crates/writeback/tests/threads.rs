@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use shoal_media::{
-    BlockDevice, BlockGeometry, Clock, Completion, MediaError, PersistentMemory, Request, Result, WriteCache, block,
+    BlockDevice, BlockGeometry, Clock, Completion, Lent, MediaError, PersistentMemory, Request, Result, WriteCache,
+    block,
 };
 use shoal_sim::Random;
 use shoal_writeback::{Cache, Lifetime, Owner, Policy, Rule, S_NS, Shape, WriteBack};
@@ -169,7 +170,8 @@ fn contents(number: u64, blocks: u64) -> Vec<u8> {
 struct Disk {
     places: Places,
     end: Arc<End>,
-    queue: Mutex<Vec<(Request, Completion)>>,
+    queue: Mutex<Vec<(Request, Option<Lent>, Completion)>>,
+    takes_lent: bool,
     came: Condvar,
     random: Mutex<Random>,
     /// Maximum duration of a request (µs).
@@ -214,11 +216,15 @@ impl Disk {
         self.places(at, len).for_each(|(_, place)| _ = place.under_way.fetch_sub(1, SeqCst));
     }
 
-    fn carry_out(&self, request: Request, done: Completion) {
+    fn carry_out(&self, request: Request, lent: Option<Lent>, done: Completion) {
         let (at, len) = request.range();
         let result = match request {
             Request::Read { mut buffer, .. } => self.read_into(at, &mut buffer).map(|()| buffer),
-            Request::Write { buffer, .. } => {
+            Request::Write { mut buffer, .. } => {
+                if let Some(lent) = lent {
+                    self.takes_its_time();
+                    lent.copy_to(&mut buffer);
+                }
                 let written = self.write(at, &buffer);
                 self.write_ends(at, len);
                 written.map(|()| buffer)
@@ -248,8 +254,8 @@ impl Disk {
                 continue;
             }
             let index = self.random.lock().below(queue.len() as u64) as usize;
-            let (request, done) = queue.swap_remove(index);
-            parking_lot::MutexGuard::unlocked(&mut queue, || self.carry_out(request, done));
+            let (request, lent, done) = queue.swap_remove(index);
+            parking_lot::MutexGuard::unlocked(&mut queue, || self.carry_out(request, lent, done));
         }
     }
 }
@@ -263,11 +269,22 @@ impl BlockDevice for Disk {
         BlockGeometry { bytes: OWNER.device_bytes, block_bytes: 4096, atomic_bytes: 4096, survives_process: true }
     }
 
+    fn takes_lent(&self) -> bool {
+        self.takes_lent
+    }
+
+    fn submit_lent(&self, at: u64, lent: Lent, done: Completion) {
+        let buffer = vec![0; lent.len() as usize];
+        self.write_begins(at, lent.len());
+        self.queue.lock().push((Request::Write { at, buffer, fua: false }, Some(lent), done));
+        self.came.notify_one();
+    }
+
     fn submit(&self, request: Request, done: Completion) {
         if let Request::Write { at, buffer, .. } = &request {
             self.write_begins(*at, buffer.len() as u64);
         }
-        self.queue.lock().push((request, done));
+        self.queue.lock().push((request, None, done));
         self.came.notify_one();
     }
 
@@ -473,6 +490,7 @@ impl World {
             places: self.places.clone(),
             end: end.clone(),
             queue: Mutex::default(),
+            takes_lent: random.below(2) == 0,
             came: Condvar::new(),
             random: Mutex::new(Random::new(random.below(1 << 32))),
             slow_us: [0, 50, 400][random.below(3) as usize],

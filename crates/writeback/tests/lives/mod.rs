@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use shoal_media::{
-    BlockDevice, BlockGeometry, Clock, Completion, MediaError, PersistentMemory, Request, Result, WriteCache,
+    BlockDevice, BlockGeometry, Clock, Completion, Lent, MediaError, PersistentMemory, Request, Result, WriteCache,
 };
 use shoal_sim::Random;
 use shoal_writeback::{Cache, Lifetime, Owner, Policy, Rule, S_NS, Shape, WriteBack};
@@ -88,6 +88,10 @@ impl Clock for Time {
 #[derive(Default)]
 struct Contents {
     queue: Vec<(Request, Completion, Vec<u64>)>,
+    /// The bytes of these writes stay where they are until they are carried out.
+    lent: BTreeMap<u64, Lent>,
+    /// It takes such writes.
+    takes_lent: bool,
     now: Vec<u64>,
     durable: Vec<u64>,
     /// Requests are carried out at once.
@@ -140,6 +144,7 @@ impl Disk {
     /// on.
     fn cut_off(&self) {
         let queue = std::mem::take(&mut self.0.lock().queue);
+        self.0.lock().lent.clear();
         for (_, done, _) in queue {
             done(Err(MediaError::io("disk", std::io::Error::other("cut off"))));
         }
@@ -156,11 +161,15 @@ impl Disk {
         let range = range_of(&request);
         let result = match request {
             Request::Read { .. } => Ok(contents(&disk.now[range])),
-            Request::Write { .. } if std::mem::take(&mut disk.fails_next) => {
+            Request::Write { at, .. } if std::mem::take(&mut disk.fails_next) => {
+                disk.lent.remove(&at);
                 disk.has_failed = true;
                 Err(MediaError::io("disk", std::io::Error::other("worn out")))
             }
-            Request::Write { buffer, .. } => {
+            Request::Write { at, mut buffer, .. } => {
+                if let Some(lent) = disk.lent.remove(&at) {
+                    lent.copy_to(&mut buffer);
+                }
                 disk.now[range].copy_from_slice(&numbers(&buffer));
                 Ok(buffer)
             }
@@ -184,6 +193,17 @@ impl BlockDevice for Disk {
 
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry { bytes: BLOCKS * BLOCK, block_bytes: 512, atomic_bytes: 512, survives_process: true }
+    }
+
+    fn takes_lent(&self) -> bool {
+        self.0.lock().takes_lent
+    }
+
+    fn submit_lent(&self, at: u64, lent: Lent, done: Completion) {
+        let buffer = vec![0; lent.len() as usize];
+        let before = self.0.lock().lent.insert(at, lent);
+        assert!(before.is_none(), "two writes at byte {at} are under way");
+        self.submit(Request::Write { at, buffer, fua: false }, done);
     }
 
     fn submit(&self, request: Request, done: Completion) {
@@ -242,7 +262,8 @@ impl World {
         let memory = memory(vec![0; Cache::memory_bytes(1 << 20) as usize]);
         let cache = Cache::create(memory.clone(), 1 << 20, &OWNER, [3; 16], Lifetime::Boot).unwrap();
         let blank = vec![0; BLOCKS as usize];
-        let disk = Contents { now: blank.clone(), durable: blank.clone(), random: seed, ..Contents::default() };
+        let (now, durable, takes_lent) = (blank.clone(), blank.clone(), seed % 2 == 1);
+        let disk = Contents { now, durable, random: seed, takes_lent, ..Contents::default() };
         let known = Known { values: vec![Some(0); BLOCKS as usize], promised: blank, kept: BTreeMap::new(), number: 0 };
         World::live(Random::new(seed), memory, cache, disk, known, Arc::default())
     }
@@ -491,7 +512,14 @@ impl World {
         let memory = memory(before.bytes.lock().clone());
         let contents_now = {
             let mut disk = disk.0.lock();
-            Contents { queue: vec![], fails_next: false, has_failed: false, eager: false, ..std::mem::take(&mut *disk) }
+            Contents {
+                queue: vec![],
+                lent: BTreeMap::new(),
+                fails_next: false,
+                has_failed: false,
+                eager: false,
+                ..std::mem::take(&mut *disk)
+            }
         };
         let cache = Cache::open(memory.clone(), &OWNER).map_err(|error| format!("the cache is not whole: {error}"))?;
         let on_disk = contents_now.now.clone();
