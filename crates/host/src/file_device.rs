@@ -72,11 +72,6 @@ fn with_aligned<T>(len: usize, work: impl FnOnce(&mut [u8]) -> io::Result<T>) ->
     BUFFER.with_borrow_mut(|buffer| work(buffer.bytes(len)))
 }
 
-/// Returns whether bytes begin where those of requests past the page cache must.
-fn is_aligned(bytes: &[u8]) -> bool {
-    bytes.as_ptr().addr().is_multiple_of(PAGE)
-}
-
 pub struct FileDevice {
     file: File,
     /// `file`, opened to bypass the page cache.
@@ -371,14 +366,11 @@ impl BlockDevice for FileDevice {
     fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
         self.check_range(at, out.len() as u64)?;
         if let Some(direct) = self.direct(at, out.len()) {
-            let read = match is_aligned(out) {
-                true => direct.read_exact_at(out, at),
-                false => with_aligned(out.len(), |buffer| {
-                    direct.read_exact_at(buffer, at)?;
-                    out.copy_from_slice(buffer);
-                    Ok(())
-                }),
-            };
+            let read = with_aligned(out.len(), |buffer| {
+                direct.read_exact_at(buffer, at)?;
+                out.copy_from_slice(buffer);
+                Ok(())
+            });
             if read.is_ok() {
                 return Ok(());
             }
@@ -390,13 +382,10 @@ impl BlockDevice for FileDevice {
         self.refuse_poisoned()?;
         self.check_range(at, bytes.len() as u64)?;
         if let Some(direct) = self.direct(at, bytes.len()) {
-            let written = match is_aligned(bytes) {
-                true => calls::write_all_at(direct, bytes, at),
-                false => with_aligned(bytes.len(), |buffer| {
-                    buffer.copy_from_slice(bytes);
-                    calls::write_all_at(direct, buffer, at)
-                }),
-            };
+            let written = with_aligned(bytes.len(), |buffer| {
+                buffer.copy_from_slice(bytes);
+                calls::write_all_at(direct, buffer, at)
+            });
             if !FileDevice::is_refused(&written) {
                 return written.map_err(|error| self.io_error(error));
             }
