@@ -165,7 +165,7 @@ pub static TABLE: &[Entry] = &[
     plain(
         "noidle_class",
         "idle_class",
-        "threads that serve io_uring stay in the normal scheduling class, and never use SCHED_IDLE",
+        "threads that serve requests stay in the normal scheduling class: they never use SCHED_IDLE, and never follow a program",
     )
     .switches(|options, on| options.fuse.idle_class = !on),
     valued("read_ahead", "SIZE", "1M", "how far the kernel reads ahead in files (default 1M; only for root's mounts)")

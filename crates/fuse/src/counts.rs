@@ -15,6 +15,8 @@ const PARTS: u64 = 4;
 /// All durations below 2 to this power (ns) are in the first class.
 const SHORTEST_LOG2: u64 = 8;
 const CLASSES: usize = 128;
+/// A request that takes longer waits for a device, or moves much data (ns).
+const SLOW_NS: u64 = 50_000;
 
 /// Counts of one kind of request.
 struct Kind {
@@ -24,7 +26,10 @@ struct Kind {
     classes: [AtomicU64; CLASSES],
 }
 
-pub(crate) struct Counts(Box<[Kind]>);
+pub(crate) struct Counts {
+    kinds: Box<[Kind]>,
+    slow: AtomicU64,
+}
 
 /// Requests of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,12 +51,12 @@ impl Counts {
             max_ns: AtomicU64::new(0),
             classes: [const { AtomicU64::new(0) }; CLASSES],
         };
-        Counts((0..opcode::END).map(|_| kind()).collect())
+        Counts { kinds: (0..opcode::END).map(|_| kind()).collect(), slow: AtomicU64::new(0) }
     }
 
     /// Counts a request. Unknown kinds count as kind 0.
     pub fn note(&self, opcode: u32, took: Duration) {
-        let Some(kind) = self.0.get(opcode as usize).or(self.0.first()) else { return };
+        let Some(kind) = self.kinds.get(opcode as usize).or(self.kinds.first()) else { return };
         let ns = took.as_nanos() as u64;
         kind.count.fetch_add(1, Ordering::Relaxed);
         kind.total_ns.fetch_add(ns, Ordering::Relaxed);
@@ -59,6 +64,14 @@ impl Counts {
             kind.max_ns.fetch_max(ns, Ordering::Relaxed);
         }
         kind.classes[class_of(ns)].fetch_add(1, Ordering::Relaxed);
+        if ns >= SLOW_NS {
+            self.slow.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Requests that took [`SLOW_NS`] or longer.
+    pub fn slow(&self) -> u64 {
+        self.slow.load(Ordering::Relaxed)
     }
 }
 
@@ -82,7 +95,7 @@ fn time_of(class: usize) -> u64 {
 pub(crate) fn report<'a>(all: impl Iterator<Item = &'a Counts> + Clone) -> Vec<RequestCount> {
     let mut kinds: Vec<RequestCount> = (0..opcode::END as usize)
         .filter_map(|number| {
-            let of = || all.clone().map(move |counts| &counts.0[number]);
+            let of = || all.clone().map(move |counts| &counts.kinds[number]);
             let sum =
                 |field: fn(&Kind) -> &AtomicU64| of().map(|kind| field(kind).load(Ordering::Relaxed)).sum::<u64>();
             let count = sum(|kind| &kind.count);

@@ -1,4 +1,4 @@
-//! The scheduling class of io_uring's queue threads, and the guard that ensures that no program
+//! The scheduling class of the threads that serve requests, and the guard that ensures that no program
 //! starves because of it.
 //!
 //! When a queue's thread answers a program on its processor, the kernel looks for an idle processor
@@ -8,16 +8,23 @@
 //! request takes a half to a third of the time. The price is that such a thread gets no time while
 //! other threads want its processor.
 //!
+//! Each of io_uring's queues has its processor. Any thread may get any request of `/dev/fuse`. While one program makes
+//! them ([`Follower`]), one thread serves it alone (`gate`), in the idle class and bound to the processor on which the
+//! program ran last. Otherwise, and if that thread is kept from its work, all threads read the device from anywhere.
+//!
 //! So threads are in the idle class while many requests come and some processor is idle. One more
 //! thread, the guard, checks them every 2 ms. A thread that was runnable all the time but did not
 //! run, or whose turns take long to come, goes back to the normal class at once, for a time that
 //! doubles with each failure that follows soon. If no processor is idle, the normal class is as
 //! fast. Without requests all threads are in the normal class, and the guard sleeps.
-//! Rules: [`Policy`] is a pure function of what was seen and when. Only the guard changes classes.
+//! Rules: [`Policy`] is a pure function of what was seen and when. Only the guard changes classes, and binds a thread or
+//! sets it free; a thread that is bound may go to another processor by itself ([`Reader`]).
 //! The class is not used if a thread could not leave it again, nor on threads for which somebody
 //! chose another class.
 
+use std::cell::Cell;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, Thread};
@@ -25,6 +32,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shoal_host::{Class, Scheduled, Seen};
+
+use crate::counts::Counts;
+use crate::follower::{Clients, Follower};
+use crate::gate::Gate;
+use crate::lane::is_readable;
 
 /// Time between two looks while a thread is in the idle class. No program waits for the thread much
 /// longer than twice this time.
@@ -56,13 +68,25 @@ const IDLE_TIME_MIN: Duration = Duration::from_millis(10);
 /// Windows without a request after which the guard sleeps.
 const QUIET_WINDOWS: u32 = 5;
 
-/// Observation of a queue's thread at a moment, with the requests that it had taken by then.
+/// A wait for a request that takes so long shows that the client is on another processor, or busy with something else.
+const WAIT_APART: Duration = Duration::from_micros(10);
+/// Time between two looks for a client that seems to have left: after it had, and at most.
+const LOOK_AGAIN_US: u64 = 100;
+const LOOK_AGAIN_US_MAX: u64 = CLOSE.as_micros() as u64;
+
+/// Observation of a thread at a moment, with the requests that it had taken by then.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sight {
     at: Duration,
     thread: Seen,
     requests: u64,
-    /// Some processor is idle now and then.
+    /// Requests that count for the class: those of all threads, where one may serve for all.
+    load: u64,
+    /// A request waits that only this thread takes, as far as that can be seen.
+    is_awaited: bool,
+    /// For so long its own client ran, perhaps on this thread's processor (ns).
+    client_ran_ns: u64,
+    /// Some processor is idle now and then, and there is a program to follow where threads do that.
     has_idle: bool,
 }
 
@@ -108,6 +132,10 @@ impl Policy {
         let has_moved = last.thread.turns != sight.thread.turns || last.requests != sight.requests;
         let has_run = sight.thread.ran_ns - last.thread.ran_ns >= RUN_MIN.as_nanos() as u64;
         let is_stuck = last.thread.is_runnable && sight.thread.is_runnable && !has_moved && !has_run;
+        // A client that computes keeps the thread from running, and does not need it. A request that waits for it does.
+        let has_client_run = sight.client_ran_ns - last.client_ran_ns >= RUN_MIN.as_nanos() as u64;
+        let keeps_waiting = last.is_awaited && sight.is_awaited && last.requests == sight.requests;
+        let is_stuck = is_stuck && !has_client_run || keeps_waiting;
         if is_stuck && self.class == Class::Idle {
             return self.fail(sight);
         }
@@ -115,10 +143,12 @@ impl Policy {
             return self.class;
         }
         let window = std::mem::replace(&mut self.window, sight);
-        let requests = sight.requests - window.requests;
+        let requests = sight.load - window.load;
         self.quiet_windows = if requests == 0 { self.quiet_windows + 1 } else { 0 };
         let turns = (sight.thread.turns - window.thread.turns).max(1);
-        let waits_long = (sight.thread.waited_ns - window.thread.waited_ns) / turns > WAIT_MAX.as_nanos() as u64;
+        let waited_ns = sight.thread.waited_ns - window.thread.waited_ns;
+        let waited_ns = waited_ns.saturating_sub(sight.client_ran_ns - window.client_ran_ns);
+        let waits_long = waited_ns / turns > WAIT_MAX.as_nanos() as u64;
         match self.class {
             Class::Idle if waits_long => return self.fail(sight),
             Class::Idle if requests < REQUESTS_MIN / 2 || !sight.has_idle => self.class = Class::Normal,
@@ -142,7 +172,7 @@ impl Policy {
     }
 }
 
-/// A queue, as the guard knows it.
+/// A queue, or the first of the threads that read `/dev/fuse`, as the guard knows it.
 #[derive(Default)]
 struct Queue {
     requests: AtomicU64,
@@ -151,8 +181,52 @@ struct Queue {
     thread: Mutex<Option<Scheduled>>,
 }
 
+/// What the threads that read `/dev/fuse` share.
+struct Following {
+    gate: Gate,
+    clients: Clients,
+    counts: Vec<Arc<Counts>>,
+    device: Arc<OwnedFd>,
+    /// The first thread asks for a look at its client, and how long it waits for the next one.
+    look_now: AtomicBool,
+    look_again_us: AtomicU64,
+}
+
+impl Following {
+    fn new(device: Arc<OwnedFd>, counts: Vec<Arc<Counts>>) -> Following {
+        let (gate, clients, look_now) = (Gate::default(), Clients::default(), AtomicBool::new(false));
+        Following { gate, clients, counts, device, look_now, look_again_us: AtomicU64::new(LOOK_AGAIN_US) }
+    }
+
+    /// Returns the processor to be on, if there is a program to follow.
+    fn look(&self, follower: &mut Follower, at: Duration) -> Option<usize> {
+        follower.look(&self.clients, self.counts.iter().map(|counts| counts.slow()).sum(), at)
+    }
+
+    /// Lets the thread go after a client that has left its processor.
+    fn go_after(&self, thread: &mut Scheduled, follower: &mut Follower, at: Duration) {
+        let Some(cpu) = self.look(follower, at) else { return };
+        let again = match thread.bound_to() {
+            Some(bound) if bound != cpu => {
+                // If it may not go there, the next look of the guard frees it.
+                let _ = thread.bind(cpu);
+                LOOK_AGAIN_US
+            }
+            _ => LOOK_AGAIN_US_MAX.min(2 * self.look_again_us.load(Ordering::Relaxed)),
+        };
+        self.look_again_us.store(again, Ordering::Relaxed);
+    }
+
+    /// Returns whether a request waits that only the first thread takes.
+    fn is_awaited(&self) -> bool {
+        self.gate.is_closed() && is_readable(&self.device)
+    }
+}
+
 struct Shared {
     queues: Vec<Queue>,
+    /// There are no queues: a thread follows the program that it serves.
+    following: Option<Following>,
     is_asleep: AtomicBool,
     has_ended: AtomicBool,
 }
@@ -179,14 +253,79 @@ impl Watched {
     /// Records that queue `number` took a request.
     pub fn took(&self, number: usize) {
         let queue = &self.shared.queues[number];
-        if !queue.is_watched.load(Ordering::Relaxed) {
-            return;
+        if queue.is_watched.load(Ordering::Relaxed) {
+            // The order matters. The guard announces its sleep before it reads the count, so one of the
+            // two notices the other.
+            queue.requests.fetch_add(1, Ordering::SeqCst);
+            self.wake_guard();
         }
-        // The order matters. The guard announces its sleep before it reads the count, so one of the
-        // two notices the other.
-        queue.requests.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn wake_guard(&self) {
         if self.shared.is_asleep.load(Ordering::SeqCst) && self.shared.is_asleep.swap(false, Ordering::SeqCst) {
             self.guard.unpark();
+        }
+    }
+}
+
+/// A thread that reads `/dev/fuse`, and its place among them.
+pub(crate) struct Reader {
+    watched: Watched,
+    is_first: bool,
+    /// When it began to wait for a request, and when it last looked for its client.
+    began: Cell<Instant>,
+    looked: Cell<Instant>,
+}
+
+impl Reader {
+    fn following(&self) -> &Following {
+        self.watched.shared.following.as_ref().expect("the guard was started for threads of the device")
+    }
+
+    /// Makes the calling thread this one.
+    pub fn enter(&self) {
+        if self.is_first {
+            self.watched.enter(0);
+        }
+    }
+
+    /// Called before each read of the device. Waits while another thread serves alone.
+    pub fn begin(&self) {
+        match self.is_first {
+            true => self.began.set(Instant::now()),
+            false => self.following().gate.pass(),
+        }
+    }
+
+    /// Records a request of this client ([`Clients::took_from`]).
+    pub fn took_from(&self, client: u32) {
+        let first = &self.watched.shared.queues[0];
+        self.following().clients.took_from(client);
+        if self.is_first {
+            self.watched.took(0);
+            self.go_after();
+        } else if first.is_watched.load(Ordering::Relaxed) {
+            self.watched.wake_guard();
+        }
+    }
+
+    /// Has the guard look where the client is, if it seems to have left this thread's processor. As long as the two share
+    /// it, the client has made its next request before this thread goes on, and no wait for a request takes long.
+    fn go_after(&self) {
+        let (now, following) = (Instant::now(), self.following());
+        let again = Duration::from_micros(following.look_again_us.load(Ordering::Relaxed));
+        if now - self.began.get() >= WAIT_APART && now - self.looked.get() >= again && following.gate.is_closed() {
+            self.looked.set(now);
+            following.look_now.store(true, Ordering::SeqCst);
+            self.watched.guard.unpark();
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.is_first {
+            self.following().gate.open_for_ever();
         }
     }
 }
@@ -198,16 +337,34 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Starts the guard. Returns `None` if threads could not leave the class again.
-    pub fn start(queues: usize) -> io::Result<Option<Guard>> {
+    /// Starts the guard of so many queues. Returns `None` if threads could not leave the class again.
+    pub fn of_queues(queues: usize) -> io::Result<Option<Guard>> {
+        Guard::start(queues, None)
+    }
+
+    /// Starts the guard of the threads that read `/dev/fuse`, and makes their places. `counts`: those of each thread.
+    pub fn of_readers(device: Arc<OwnedFd>, counts: Vec<Arc<Counts>>) -> io::Result<(Option<Guard>, Vec<Reader>)> {
+        let count = counts.len();
+        let guard = Guard::start(1, Some(Following::new(device, counts)))?;
+        let now = Instant::now();
+        let reader = |guard: &Guard, number| Reader {
+            watched: guard.watched(),
+            is_first: number == 0,
+            began: Cell::new(now),
+            looked: Cell::new(now),
+        };
+        let readers = guard.iter().flat_map(|guard| (0..count).map(|number| reader(guard, number))).collect();
+        Ok((guard, readers))
+    }
+
+    fn start(queues: usize, following: Option<Following>) -> io::Result<Option<Guard>> {
         if !shoal_host::may_return() {
-            tracing::debug!(
-                "queue threads stay in the normal scheduling class: leaving the idle one takes CAP_SYS_NICE"
-            );
+            tracing::debug!("threads stay in the normal scheduling class: leaving the idle one takes CAP_SYS_NICE");
             return Ok(None);
         }
         let queues = (0..queues).map(|_| Queue::default()).collect();
-        let shared = Arc::new(Shared { queues, is_asleep: AtomicBool::new(false), has_ended: AtomicBool::new(false) });
+        let [is_asleep, has_ended] = [const { AtomicBool::new(false) }; 2];
+        let shared = Arc::new(Shared { queues, following, is_asleep, has_ended });
         let seen = shared.clone();
         let thread = std::thread::Builder::new().name("guard".into()).spawn(move || watch(&seen))?;
         Ok(Some(Guard { watched: Watched { shared, guard: thread.thread().clone() }, thread }))
@@ -253,13 +410,22 @@ impl IdleTime {
 
 fn watch(shared: &Shared) {
     let (began, mut idle_time) = (Instant::now(), IdleTime::new());
+    let mut follower = Follower::default();
     let mut policies: Vec<_> = shared.queues.iter().map(|_| Policy::new()).collect();
     while !shared.has_ended.load(Ordering::SeqCst) {
         shared.is_asleep.store(true, Ordering::SeqCst);
         let at = began.elapsed();
         let has_idle = idle_time.is_there(at);
+        let seen = match &shared.following {
+            None => Around { at, has_idle, following: None, cpu: None, client_ran_ns: 0 },
+            Some(following) => {
+                let cpu = following.look(&mut follower, at);
+                let (has_idle, client_ran_ns) = (has_idle && cpu.is_some(), follower.client_ran_ns());
+                Around { at, has_idle, following: Some(following), cpu, client_ran_ns }
+            }
+        };
         for (number, (queue, policy)) in shared.queues.iter().zip(&mut policies).enumerate() {
-            look(number, queue, policy, (at, has_idle));
+            look(number, queue, policy, seen);
         }
         if policies.iter().all(Policy::is_at_rest) {
             std::thread::park();
@@ -267,28 +433,69 @@ fn watch(shared: &Shared) {
         }
         shared.is_asleep.store(false, Ordering::SeqCst);
         let is_idle = policies.iter().any(|policy| policy.class == Class::Idle);
-        std::thread::sleep(if is_idle { CLOSE } else { WINDOW });
+        let until = began.elapsed() + if is_idle { CLOSE } else { WINDOW };
+        while let left = until.saturating_sub(began.elapsed())
+            && !left.is_zero()
+            && !shared.has_ended.load(Ordering::SeqCst)
+        {
+            std::thread::park_timeout(left);
+            if let Some(following) = &shared.following
+                && following.look_now.swap(false, Ordering::SeqCst)
+                && let Some(thread) = &mut *shared.queues[0].thread.lock()
+            {
+                following.go_after(thread, &mut follower, began.elapsed());
+            }
+        }
     }
 }
 
-fn look(number: usize, queue: &Queue, policy: &mut Policy, (at, has_idle): (Duration, bool)) {
+/// What the guard sees beside a thread.
+#[derive(Clone, Copy)]
+struct Around<'a> {
+    at: Duration,
+    has_idle: bool,
+    /// If the thread follows a program, and the processor to be on.
+    following: Option<&'a Following>,
+    cpu: Option<usize>,
+    client_ran_ns: u64,
+}
+
+fn look(number: usize, queue: &Queue, policy: &mut Policy, around: Around<'_>) {
+    let Around { at, has_idle, following, cpu, client_ran_ns } = around;
     let requests = queue.requests.load(Ordering::SeqCst);
+    let load = following.map_or(requests, |following| following.clients.requests());
     let is_at_rest = policy.is_at_rest();
-    if is_at_rest && requests == policy.last.requests {
+    if is_at_rest && load == policy.last.load {
         return;
     }
     let mut thread = queue.thread.lock();
-    let Some(scheduled) = &*thread else { return };
+    let Some(scheduled) = &mut *thread else { return };
     let seen = scheduled.look();
     let before = policy.class;
     let outcome = seen.and_then(|seen| {
-        let sight = Sight { at, thread: seen, requests, has_idle };
+        let is_awaited = following.is_some_and(Following::is_awaited);
+        let sight = Sight { at, thread: seen, requests, load, is_awaited, client_ran_ns, has_idle };
         if is_at_rest {
             policy.begin(sight);
         }
-        let class = policy.next(sight);
+        let mut class = policy.next(sight);
+        if class == Class::Idle
+            && let Some(cpu) = cpu
+            && !scheduled.bind(cpu)?
+        {
+            class = policy.fail(sight);
+        }
+        if class == Class::Normal {
+            scheduled.unbind()?;
+        }
         if class != before { scheduled.set_class(class) } else { Ok(()) }
     });
+    if let Some(Following { gate, .. }) = following {
+        match outcome.is_ok() && policy.class == Class::Idle {
+            true => gate.close(),
+            false => gate.open(),
+        }
+    }
     match outcome {
         Ok(()) if policy.class != before => {
             tracing::trace!("queue {number}: class {:?}, again after {:?}", policy.class, policy.back_off);
@@ -298,6 +505,7 @@ fn look(number: usize, queue: &Queue, policy: &mut Policy, (at, has_idle): (Dura
         Err(error) => {
             tracing::debug!("queue {number} is not watched any more: {error}");
             queue.is_watched.store(false, Ordering::Relaxed);
+            let _ = scheduled.unbind();
             *thread = None;
             *policy = Policy::new();
         }
@@ -305,205 +513,4 @@ fn look(number: usize, queue: &Queue, policy: &mut Policy, (at, has_idle): (Dura
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A thread as the kernel would show it over time.
-    struct Thread {
-        policy: Policy,
-        now: Sight,
-        changes: Vec<(Duration, Class)>,
-    }
-
-    impl Thread {
-        fn new() -> Thread {
-            let mut policy = Policy::new();
-            policy.begin(Sight::default());
-            Thread { policy, now: Sight { has_idle: true, ..Sight::default() }, changes: Vec::new() }
-        }
-
-        /// Lets `time` pass with `requests` a millisecond. Each request takes one turn, after a
-        /// wait of `waits`.
-        fn passes(&mut self, time: Duration, requests: u64, waits: Duration) {
-            let end = self.now.at + time;
-            while self.now.at < end {
-                let step = if self.policy.class == Class::Idle { CLOSE } else { WINDOW };
-                let more = requests * step.as_millis() as u64;
-                self.now.at += step;
-                self.now.requests += more;
-                self.now.thread.turns += more;
-                self.now.thread.waited_ns += more * waits.as_nanos() as u64;
-                self.look();
-            }
-        }
-
-        /// Lets the thread wait without a turn while it is in the idle class. In the normal class
-        /// it gets one turn a millisecond.
-        fn starves(&mut self, time: Duration) {
-            let end = self.now.at + time;
-            while self.now.at < end {
-                let is_idle = self.policy.class == Class::Idle;
-                let step = if is_idle { CLOSE } else { WINDOW };
-                let more = if is_idle { 0 } else { step.as_millis() as u64 };
-                self.now.at += step;
-                self.now.requests += more;
-                self.now.thread.turns += more;
-                self.now.thread.is_runnable = true;
-                self.look();
-            }
-        }
-
-        fn look(&mut self) {
-            let before = self.policy.class;
-            let class = self.policy.next(self.now);
-            if class != before {
-                self.changes.push((self.now.at, class));
-            }
-        }
-    }
-
-    const SHORT: Duration = Duration::from_micros(5);
-    const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn many_requests_bring_a_thread_into_the_idle_class_and_few_leave_it_alone() {
-        let mut thread = Thread::new();
-        thread.passes(SECOND, 0, SHORT);
-        assert!(thread.changes.is_empty() && thread.policy.is_at_rest());
-        thread.policy.begin(thread.now);
-        thread.passes(SECOND, 20, SHORT);
-        assert_eq!(thread.changes, [(SECOND + WINDOW, Class::Idle)]);
-        // It goes back when requests become few, without a penalty.
-        thread.passes(SECOND, 0, SHORT);
-        assert_eq!(thread.changes[1..], [(2 * SECOND + WINDOW, Class::Normal)]);
-        assert!(thread.policy.is_at_rest() && thread.policy.not_before.is_zero());
-    }
-
-    #[test]
-    fn a_thread_that_gets_no_turn_is_freed_at_the_second_look_and_tried_again_ever_more_rarely() {
-        let mut thread = Thread::new();
-        thread.passes(SECOND, 20, SHORT);
-        assert_eq!(thread.policy.class, Class::Idle);
-        thread.starves(100 * SECOND);
-        let (began, tried): (Vec<(Duration, Class)>, Vec<_>) =
-            thread.changes[1..].iter().partition(|(_, class)| *class == Class::Normal);
-        assert!(began[0].0 - SECOND <= 2 * CLOSE, "{began:?}");
-        for (&(from, _), &(to, _)) in tried.iter().zip(&began[1..]) {
-            assert!(to - from <= 2 * CLOSE, "{from:?} to {to:?}");
-        }
-        assert!((8..16).contains(&tried.len()), "{tried:?}");
-        let waits: Vec<_> = began.iter().zip(&tried).map(|(from, to)| to.0 - from.0).collect();
-        assert!(waits.is_sorted() && waits.last().unwrap() <= &(BACK_OFF_MAX + WINDOW), "{waits:?}");
-    }
-
-    #[test]
-    fn a_short_wait_now_and_then_costs_the_class_for_a_moment_only() {
-        let mut thread = Thread::new();
-        // Another program runs for 4 ms at odd times.
-        for millis in [60, 70, 300, 250].into_iter().cycle().take(400) {
-            thread.passes(Duration::from_millis(millis), 20, SHORT);
-            thread.starves(2 * CLOSE);
-            thread.now.thread.is_runnable = false;
-        }
-        let mut in_class = Duration::ZERO;
-        for pair in thread.changes.chunks_exact(2) {
-            assert_eq!((pair[0].1, pair[1].1), (Class::Idle, Class::Normal));
-            in_class += pair[1].0 - pair[0].0;
-        }
-        assert!(in_class > thread.now.at * 2 / 3, "{in_class:?} of {:?}", thread.now.at);
-    }
-
-    #[test]
-    fn a_thread_that_runs_all_the_time_is_not_stuck() {
-        let mut thread = Thread::new();
-        thread.passes(SECOND, 20, SHORT);
-        for _ in 0..5 {
-            // A turn of 8 ms, in which it takes no request.
-            for _ in 0..4 {
-                thread.now.at += CLOSE;
-                thread.now.thread.is_runnable = true;
-                thread.now.thread.ran_ns += CLOSE.as_nanos() as u64;
-                thread.look();
-            }
-            thread.passes(WINDOW, 20, SHORT);
-        }
-        assert_eq!(thread.policy.class, Class::Idle);
-        assert_eq!(thread.changes.len(), 1, "{:?}", thread.changes);
-    }
-
-    #[test]
-    fn turns_that_are_long_in_coming_keep_a_thread_in_the_normal_class() {
-        let mut thread = Thread::new();
-        thread.passes(10 * SECOND, 20, 2 * WAIT_MAX);
-        assert!(thread.changes.is_empty());
-        thread.passes(SECOND, 20, SHORT);
-        assert_eq!(thread.policy.class, Class::Idle);
-        thread.passes(WINDOW, 20, 2 * WAIT_MAX);
-        assert_eq!(thread.policy.class, Class::Normal);
-        // A failure soon after the last one counts double. A failure after a while counts as the
-        // first.
-        for (time, back_off) in [(2 * WINDOW, 2), (3 * WINDOW, 4), (20 * WINDOW, 1)] {
-            thread.passes(time, 20, SHORT);
-            assert_eq!(thread.policy.class, Class::Idle);
-            thread.passes(WINDOW, 20, 2 * WAIT_MAX);
-            assert_eq!((thread.policy.class, thread.policy.back_off), (Class::Normal, back_off * BACK_OFF_MIN));
-        }
-    }
-
-    #[test]
-    fn where_no_processor_is_idle_all_stay_in_the_normal_class() {
-        let mut thread = Thread::new();
-        thread.now.has_idle = false;
-        thread.passes(SECOND, 20, SHORT);
-        assert!(thread.changes.is_empty());
-        thread.now.has_idle = true;
-        thread.passes(WINDOW, 20, SHORT);
-        assert_eq!(thread.policy.class, Class::Idle);
-        thread.now.has_idle = false;
-        thread.passes(WINDOW, 20, SHORT);
-        assert_eq!(thread.policy.class, Class::Normal);
-        assert!(thread.policy.not_before.is_zero(), "it did not fail");
-    }
-
-    #[test]
-    fn the_guard_moves_a_thread_with_requests_and_sleeps_without_them() {
-        let Some(guard) = Guard::start(2).unwrap() else { return };
-        let watched = guard.watched();
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let queue = std::thread::spawn({
-            let watched = watched.clone();
-            move || {
-                watched.enter(1);
-                sender.send(()).unwrap();
-                let began = Instant::now();
-                while watched.shared.queues[1].thread.lock().as_ref().is_some_and(is_normal) {
-                    watched.took(1);
-                    std::thread::sleep(Duration::from_micros(200));
-                    assert!(began.elapsed() < Duration::from_secs(20), "it was never moved");
-                }
-                while !watched.shared.queues[1].thread.lock().as_ref().is_some_and(is_normal) {
-                    std::thread::sleep(Duration::from_millis(1));
-                    assert!(began.elapsed() < Duration::from_secs(20), "it was not moved back");
-                }
-            }
-        });
-        receiver.recv().unwrap();
-        queue.join().unwrap();
-        let began = Instant::now();
-        while !watched.shared.is_asleep.load(Ordering::SeqCst)
-            || guard.watched.shared.queues[1].is_watched.load(Ordering::Relaxed)
-        {
-            watched.took(1);
-            std::thread::sleep(Duration::from_millis(5));
-            assert!(
-                began.elapsed() < Duration::from_secs(20),
-                "a thread that ended is watched, or the guard does not sleep"
-            );
-        }
-        guard.stop();
-    }
-
-    fn is_normal(thread: &Scheduled) -> bool {
-        thread.class().unwrap() == Class::Normal
-    }
-}
+mod tests;

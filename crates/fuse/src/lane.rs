@@ -125,9 +125,14 @@ impl Lane {
     }
 
     fn is_readable(&self) -> bool {
-        let mut device = [PollFd::from_borrowed_fd(self.0.device.as_fd(), PollFlags::IN)];
-        poll(&mut device, Some(&Timespec::default())).is_ok() && device[0].revents().contains(PollFlags::IN)
+        is_readable(&self.0.device)
     }
+}
+
+/// Returns whether a message waits on the device.
+pub(crate) fn is_readable(device: &impl AsFd) -> bool {
+    let mut device = [PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)];
+    poll(&mut device, Some(&Timespec::default())).is_ok() && device[0].revents().contains(PollFlags::IN)
 }
 
 #[cfg(test)]

@@ -37,6 +37,8 @@ mod counts;
 mod dev_fuse;
 mod errno;
 mod file_flags;
+mod follower;
+mod gate;
 mod guard;
 mod lane;
 pub mod mount_table;
@@ -203,9 +205,16 @@ fn serve(
     };
     let (mut guard, mut lane) = (None, None);
     let ways: Vec<_> = match queues {
-        None => devices.into_iter().map(Way::Device).collect(),
+        None => {
+            let (counts, mut places) = (devices.iter().map(|port| port.counts.clone()).collect(), Vec::new());
+            if options.idle_class {
+                (guard, places) = Guard::of_readers(device.descriptor().clone(), counts)?;
+            }
+            let mut places = places.into_iter();
+            devices.into_iter().map(|port| Way::Device(port, places.next())).collect()
+        }
         Some(queues) => {
-            guard = if options.idle_class { Guard::start(queues.count())? } else { None };
+            guard = if options.idle_class { Guard::of_queues(queues.count())? } else { None };
             let lane = &*lane.insert(Lane::new(device.descriptor().clone()));
             let first = devices.remove(0);
             let queues = queues.ports(&device, guard.as_ref()).into_iter().map(|port| Way::Queue(port, lane.clone()));

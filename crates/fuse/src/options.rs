@@ -67,8 +67,8 @@ pub struct MountOptions {
     /// file.
     pub xattrs: bool,
     pub transport: Transport,
-    /// Threads that serve rings leave the processor to the programs they serve (SCHED_IDLE) while
-    /// that makes requests faster.
+    /// Threads that serve requests leave the processor to the programs they serve (SCHED_IDLE), and follow a single
+    /// program from processor to processor, while that makes requests faster.
     pub idle_class: bool,
     /// The kernel gathers writes. A write survives the daemon only after `close`, `fsync` or
     /// write-back.

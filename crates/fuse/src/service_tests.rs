@@ -503,7 +503,7 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
     *mount.kernel.0.questions.lock().unwrap() =
         vec![message(opcode::DESTROY, 0, &[]), message(opcode::GETATTR, ROOT, &[0; 16])];
     let Mounted { kernel, service, port, threads, fs } = mount;
-    let served = Threads::start(service, vec![Way::Device(port)], None, &Breaker::default()).unwrap();
+    let served = Threads::start(service, vec![Way::Device(port, None)], None, &Breaker::default()).unwrap();
     let counts = served.counts();
     served.join().unwrap();
     assert_eq!(kernel.0.sent.lock().unwrap().len(), 2);

@@ -14,10 +14,10 @@ use shoal_life::Breaker;
 use crate::channel::{Port, Reply};
 use crate::counts::{self, Counts, RequestCount};
 use crate::errno::Errno;
-use crate::guard::Guard;
+use crate::guard::{Guard, Reader};
 use crate::lane::Lane;
 use crate::protocol::{
-    Agreed, BUFFER_BYTES_MIN, MESSAGE_ROOM_BYTES, Negotiation, Operation, Wanted, decode, negotiate,
+    Agreed, BUFFER_BYTES_MIN, MESSAGE_ROOM_BYTES, Negotiation, Operation, Wanted, client, decode, negotiate,
 };
 use crate::service::{Next, Service};
 
@@ -62,8 +62,8 @@ fn buffer_bytes(write_bytes_max: u32) -> usize {
 
 /// How a thread gets its requests.
 pub(crate) enum Way {
-    /// From `/dev/fuse`, like all other threads.
-    Device(Arc<Port>),
+    /// From `/dev/fuse`, like all other threads, which the guard watches.
+    Device(Arc<Port>, Option<Reader>),
     /// From a queue of io_uring.
     Queue(Arc<Port>, Lane),
     /// From `/dev/fuse` beside queues: the messages that queues do not carry.
@@ -74,7 +74,7 @@ pub(crate) enum Way {
 
 impl Way {
     fn port(&self) -> &Arc<Port> {
-        let (Way::Device(port) | Way::Queue(port, _) | Way::Beside(port, _) | Way::Behind(port, _)) = self;
+        let (Way::Device(port, _) | Way::Queue(port, _) | Way::Beside(port, _) | Way::Behind(port, _)) = self;
         port
     }
 }
@@ -132,15 +132,27 @@ fn serve(service: &Service, way: &Way) -> io::Result<()> {
     let port = way.port();
     let mut buffer = vec![0; buffer_bytes(service.agreed.write_bytes_max)];
     let mut scratch = Vec::new();
-    let beside = match way {
-        Way::Beside(_, lane) => Some(lane),
-        _ => None,
+    let (beside, reader) = match way {
+        Way::Beside(_, lane) => (Some(lane), None),
+        Way::Device(_, reader) => (None, reader.as_ref()),
+        _ => (None, None),
     };
+    if let Some(reader) = reader {
+        reader.enter();
+    }
     loop {
         if let Some(lane) = beside {
             lane.begin();
         }
+        if let Some(reader) = reader {
+            reader.begin();
+        }
         let Some(len) = port.channel.receive(&mut buffer)? else { break };
+        if let Some(reader) = reader
+            && let Some(client) = client(&buffer[..len])
+        {
+            reader.took_from(client);
+        }
         let next = service.serve(&buffer[..len], port, &mut scratch)?;
         if let Some(lane) = beside {
             lane.done();

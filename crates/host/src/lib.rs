@@ -14,7 +14,7 @@
 //! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
 //! | `concurrent` | threads for requests of a slow device |
 //! | `host_kind` | properties of the file system under a store: writing in place, reserving room |
-//! | `scheduling` | the class of threads, and their waits for a processor |
+//! | `scheduling` | the class of threads, their processors, and their waits for one |
 //! | `own_memory` | the memory that this process uses, by map |
 //! | `memory_limit` | how much memory this process may use, and how much of it is left |
 //! | `starter` | descriptors, limits and signals that a process inherits |
@@ -82,7 +82,7 @@ pub use memory_limit::{
 pub use own_memory::{MapUse, own_maps};
 pub use pause::Pause;
 pub use private_map::PrivateMap;
-pub use scheduling::{Class, Scheduled, Seen, like_the_process, may_return};
+pub use scheduling::{Class, Client, Scheduled, Seen, like_the_process, may_return};
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
 pub use starter::{

@@ -185,6 +185,13 @@ pub fn is_answered(opcode: u32) -> bool {
     !matches!(opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::NOTIFY_REPLY)
 }
 
+/// Returns the thread that makes this request, as the daemon sees ids, and 0 if it is not known. `None` if nobody waits
+/// for an answer.
+pub fn client(message: &[u8]) -> Option<u32> {
+    let (header, _) = InHeader::read_from_prefix(message).ok()?;
+    is_answered(header.opcode).then_some(header.pid)
+}
+
 pub fn decode<'a>(message: &'a [u8], agreed: &Agreed) -> Result<Request<'a>, Malformed> {
     let Ok((header, body)) = InHeader::read_from_prefix(message) else {
         return Err(Malformed { unique: None, opcode: 0 });

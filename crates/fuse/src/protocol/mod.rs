@@ -19,7 +19,7 @@ mod negotiation;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use decode::{Operation, Request, decode};
+pub use decode::{Operation, Request, client, decode};
 pub use encode::{Listing, attr, entry, no_such_name, notify_attributes, out_header, statx};
 pub(crate) use negotiation::PAGE_BYTES;
 pub use negotiation::{Agreed, InitIn, Negotiation, Wanted, flags as init_flags, negotiate};
