@@ -76,6 +76,7 @@ pub struct FileDevice {
     file: File,
     /// `file`, opened to bypass the page cache.
     direct: OnceLock<File>,
+    takes_lent: bool,
     path: PathBuf,
     /// One bit for each piece of the file whose room is reserved.
     reserved: OnceLock<Box<[AtomicU64]>>,
@@ -181,8 +182,8 @@ impl FileDevice {
 
     fn over(file: File, bytes: u64, path: &Path) -> FileDevice {
         let (direct, reserved, path) = (OnceLock::new(), OnceLock::new(), path.to_path_buf());
-        let name = format!("bulk file {}", path.display());
-        FileDevice { file, direct, path, reserved, bytes, poison: Poison::default(), name }
+        let (name, takes_lent) = (format!("bulk file {}", path.display()), host_kind::takes_absent_pages(&file));
+        FileDevice { file, direct, takes_lent, path, reserved, bytes, poison: Poison::default(), name }
     }
 
     fn io_error(&self, source: io::Error) -> MediaError {
@@ -328,7 +329,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn takes_lent(&self) -> bool {
-        true
+        self.takes_lent
     }
 
     fn submit_lent(&self, at: u64, lent: Lent, done: Completion) {

@@ -1,5 +1,5 @@
-//! Properties of the file system under a store: whether it writes in place, and whether it can
-//! reserve room.
+//! Properties of the file system under a store: whether it writes in place, whether it can reserve
+//! room, and what direct I/O may write.
 //!
 //! A store into a map whose block must be copied on write needs room at that moment, and a file
 //! system without room answers with SIGBUS. So maps are stored to only where existing blocks are
@@ -19,6 +19,16 @@ use crate::calls;
 /// tmpfs, ramfs).
 const TMPFS: u32 = 0x0102_1994;
 const IN_PLACE: [u32; 3] = [0xef53, TMPFS, 0x8584_58f6];
+
+/// Magic number of btrfs.
+const BTRFS: u32 = 0x9123_683e;
+
+/// Returns true if direct I/O may use memory that is not in this process's page table yet. On btrfs (Linux 6.18) such a
+/// write ends in the middle and goes on with the rest, and after a power loss its log has one extent twice: the whole
+/// file system cannot be mounted any more.
+pub(crate) fn takes_absent_pages(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|s| s.f_type as u32 != BTRFS)
+}
 
 /// Returns true if the file is on tmpfs, so that its pages are memory charged to their user.
 pub fn is_tmpfs(file: &File) -> io::Result<bool> {
