@@ -17,8 +17,8 @@
 //! run, or whose turns take long to come, goes back to the normal class at once, for a time that
 //! doubles with each failure that follows soon. If no processor is idle, the normal class is as
 //! fast. Without requests all threads are in the normal class, and the guard sleeps.
-//! Rules: [`Policy`] is a pure function of what was seen and when. Only the guard changes classes, and binds a thread or
-//! sets it free; a thread that is bound may go to another processor by itself ([`Reader`]).
+//! Rules: [`Policy`] is a pure function of what was seen and when. Only the guard changes classes and
+//! processors: a thread that did so by itself could lose its processor with the guard's lock in hand.
 //! The class is not used if a thread could not leave it again, nor on threads for which somebody
 //! chose another class.
 
@@ -333,7 +333,18 @@ impl Drop for Reader {
 /// The guard's thread.
 pub(crate) struct Guard {
     watched: Watched,
-    thread: JoinHandle<()>,
+    /// Set until the guard is dropped.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Guard {
+    /// Ends the thread, which may have the device open: without its last descriptor the connection is dead.
+    fn drop(&mut self) {
+        self.watched.shared.has_ended.store(true, Ordering::SeqCst);
+        self.watched.guard.unpark();
+        // A panic in the thread has been reported.
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
 }
 
 impl Guard {
@@ -367,18 +378,11 @@ impl Guard {
         let shared = Arc::new(Shared { queues, following, is_asleep, has_ended });
         let seen = shared.clone();
         let thread = std::thread::Builder::new().name("guard".into()).spawn(move || watch(&seen))?;
-        Ok(Some(Guard { watched: Watched { shared, guard: thread.thread().clone() }, thread }))
+        Ok(Some(Guard { watched: Watched { shared, guard: thread.thread().clone() }, thread: Some(thread) }))
     }
 
     pub fn watched(&self) -> Watched {
         self.watched.clone()
-    }
-
-    pub fn stop(self) {
-        self.watched.shared.has_ended.store(true, Ordering::SeqCst);
-        self.thread.thread().unpark();
-        // A panic in the thread has been reported.
-        let _ = self.thread.join();
     }
 }
 

@@ -112,9 +112,7 @@ impl Threads {
             let served = thread.join().unwrap_or_else(|_| Err(io::Error::other("a request thread panicked")));
             outcome = outcome.and(served);
         }
-        if let Some(guard) = self.guard {
-            guard.stop();
-        }
+        drop(self.guard);
         outcome
     }
 }
