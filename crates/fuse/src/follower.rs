@@ -1,9 +1,9 @@
 //! The program that threads of `/dev/fuse` follow from processor to processor.
 //!
-//! Rule: a program is followed while it makes nearly all requests, and most are answered at once. Programs that come one after the other, such as those
-//! of a script, count as one; programs that run at the same time take turns all the time, and none is followed. A
-//! program that this process cannot see, in another process namespace, is not followed. Left out: what threads do about
-//! it (`guard`).
+//! Rule: a program is followed while it makes nearly all requests, and most are answered at once. Programs that come
+//! one after the other, such as those of a script, count as one. If programs run at the same time, none is followed. Nor
+//! is a program in another process namespace, which this process cannot see. Left out: what threads do about it
+//! (`guard`).
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,13 +13,13 @@ use shoal_host::Client;
 
 /// Time over which programs are counted.
 const WINDOW: Duration = Duration::from_millis(20);
-/// One program makes the requests if another one comes at most once in this many requests.
+/// The client changes at most once in so many requests. If it changes more often, several programs are at work.
 const SAME_MIN: u64 = 8;
 /// At most one in so many requests is slow. To one that waits for a disk, waking another processor matters little, and
 /// the disk may wake one itself.
 const QUICK_MIN: u64 = 4;
 
-/// Who makes requests, as the threads that take them tell.
+/// Counts of requests by client, kept by the threads that take them.
 #[derive(Default)]
 pub(crate) struct Clients {
     requests: AtomicU64,
@@ -68,7 +68,7 @@ pub(crate) struct Follower {
     /// In the last window, nearly all requests came from one program at a time, and most were quick.
     is_worth_it: bool,
     client: Option<Followed>,
-    /// For so long the clients ran while they were followed, as far as two looks have seen it (ns).
+    /// Time that clients ran between two looks at the same client (ns).
     ran_ns: u64,
 }
 

@@ -84,7 +84,7 @@ struct Sight {
     load: u64,
     /// A request waits that only this thread takes, as far as that can be seen.
     is_awaited: bool,
-    /// For so long its own client ran, perhaps on this thread's processor (ns).
+    /// Time that its client has run, perhaps on this thread's processor (ns).
     client_ran_ns: u64,
     /// Some processor is idle now and then, and there is a program to follow where threads do that.
     has_idle: bool,
@@ -181,7 +181,7 @@ struct Queue {
     thread: Mutex<Option<Scheduled>>,
 }
 
-/// What the threads that read `/dev/fuse` share.
+/// State shared by the threads that read `/dev/fuse`.
 struct Following {
     gate: Gate,
     clients: Clients,
@@ -453,7 +453,7 @@ fn watch(shared: &Shared) {
     }
 }
 
-/// What the guard sees beside a thread.
+/// Observations of the guard that belong to no single thread.
 #[derive(Clone, Copy)]
 struct Around<'a> {
     at: Duration,

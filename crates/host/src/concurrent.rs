@@ -28,7 +28,7 @@ const SHORT_NS: u64 = 20_000;
 /// Usual depth of a connection's queue.
 const THREADS_MAX: usize = 32;
 
-/// What a device is to do.
+/// A call of the device that may wait for a thread.
 enum Work {
     Request(Request, Completion),
     WriteLent(u64, Lent, Completion),

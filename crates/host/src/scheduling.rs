@@ -4,9 +4,9 @@
 //! runs only such threads counts as idle, so the kernel wakes other threads there. Any thread may
 //! enter the class, but leaving it takes a privilege (`RLIMIT_NICE`, CAP_SYS_NICE), so callers
 //! check [`may_return`] first. Rules: only threads of the default class, SCHED_OTHER, are moved.
-//! Any other class was chosen on purpose. A thread is bound only if it has the processors of the calling thread, which
-//! nobody binds, and gets them back: whoever gives the process other processors, or one thread processors of its own,
-//! is heard.
+//! Any other class was chosen on purpose. A thread is bound only while it may use the same processors as the calling
+//! thread, which nobody binds. Unbinding gives it the calling thread's processors of that moment. So a change that
+//! somebody else makes, to the whole process or to one thread, stays.
 
 use std::fs::File;
 use std::io;
