@@ -51,13 +51,13 @@ impl Clients {
         }
     }
 
-    fn counts(&self) -> Counts {
-        let of = |count: &AtomicU64| count.load(Ordering::SeqCst);
-        Counts { requests: of(&self.requests), nobodys: of(&self.nobodys), changes: of(&self.changes), slow: 0 }
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
     }
 
-    pub fn requests(&self) -> u64 {
-        self.counts().requests
+    fn counts(&self, slow: u64) -> Counts {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counts { requests: self.requests(), nobodys: of(&self.nobodys), changes: of(&self.changes), slow }
     }
 }
 
@@ -83,7 +83,7 @@ impl Follower {
     pub fn look(&mut self, clients: &Clients, slow: u64, at: Duration) -> Option<usize> {
         let (began, before) = self.window;
         if at - began >= WINDOW {
-            let now = Counts { slow, ..clients.counts() };
+            let now = clients.counts(slow);
             let requests = now.requests - before.requests;
             let are_somebodys = (now.nobodys - before.nobodys) * 4 <= requests * 3;
             let are_quick = (now.slow - before.slow) * QUICK_MIN <= requests;
@@ -123,7 +123,7 @@ impl Followed {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::cell::Cell;
     use std::sync::mpsc;
 
@@ -131,13 +131,18 @@ mod tests {
 
     use super::*;
 
+    /// The calling thread's id, as requests would name it.
+    pub fn own_id() -> u32 {
+        let link = std::fs::read_link("/proc/thread-self").unwrap();
+        link.file_name().unwrap().to_str().unwrap().parse().unwrap()
+    }
+
     /// A thread that waits, with its id.
     fn client() -> (u32, mpsc::Sender<()>, std::thread::JoinHandle<()>) {
         let (sender, receiver) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            let id = std::fs::read_link("/proc/thread-self").unwrap();
-            sender.send(id.file_name().unwrap().to_str().unwrap().parse().unwrap()).unwrap();
+            sender.send(own_id()).unwrap();
             let _ = ended.recv();
         });
         (receiver.recv().unwrap(), end, thread)
@@ -177,11 +182,9 @@ mod tests {
         let thread = std::thread::spawn(move || {
             let mut own = Scheduled::this_thread().unwrap();
             let allowed = (0..1024).filter(|&cpu| own.bind(cpu).unwrap_or(false)).collect::<Vec<usize>>();
-            let id = std::fs::read_link("/proc/thread-self").unwrap();
-            let id: u32 = id.file_name().unwrap().to_str().unwrap().parse().unwrap();
             for &cpu in &[&allowed[allowed.len() - 1..], &allowed[..1]].concat() {
                 assert!(own.bind(cpu).unwrap());
-                sender.send((id, cpu)).unwrap();
+                sender.send((own_id(), cpu)).unwrap();
                 ended.recv().unwrap();
             }
         });

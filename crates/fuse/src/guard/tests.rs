@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::follower::tests::own_id;
 
 /// A thread as the kernel would show it over time.
 struct Thread {
@@ -243,11 +244,6 @@ fn a_client_that_computes_does_not_free_the_thread_and_a_request_that_waits_does
     // The thread has taken the request and gets no processor, and the client does not run either.
     thread.starves(3 * CLOSE);
     assert_eq!(thread.policy.class, Class::Normal);
-}
-
-fn own_id() -> u32 {
-    let link = std::fs::read_link("/proc/thread-self").unwrap();
-    link.file_name().unwrap().to_str().unwrap().parse().unwrap()
 }
 
 /// Two threads read a socket, as they would the device, and one client writes a request and waits for its answer.
